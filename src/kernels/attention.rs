@@ -13,6 +13,7 @@
 pub mod expanded;
 mod kernel;
 mod latent;
+mod quantized;
 
 use std::ops::Range;
 use std::ptr;
@@ -20,11 +21,12 @@ use std::sync::Mutex;
 
 use half::{bf16, f16};
 
-use self::kernel::{Merge, Partial, Piece, Source, TileScratch};
+use self::kernel::{Merge, Partial, Piece, PieceFormat, Source, TileScratch};
 use crate::AlignedFloats;
 use crate::AttentionMetadata;
-use crate::paged_cache::{CachePools, KvCacheDType, KvElement};
+use crate::paged_cache::{CachePools, KvCacheDType};
 use crate::pool::ThreadPool;
+use crate::q8_0::Q8_0;
 use crate::simd::CpuLevel;
 
 /// Positions between two cuts of the context.
@@ -176,12 +178,14 @@ pub unsafe fn paged_attention(
         KvCacheDType::F32 => {
             typed::<f32>(scratch, spec, queries, query_stride, cache, metadata, out, pool, level)
         }
-        KvCacheDType::Q8_0 => unreachable!("no pools of this type are made"),
+        KvCacheDType::Q8_0 => {
+            typed::<Q8_0>(scratch, spec, queries, query_stride, cache, metadata, out, pool, level)
+        }
     }
 }
 
 #[expect(clippy::too_many_arguments, reason = "as above")]
-fn typed<E: KvElement>(
+fn typed<F: PieceFormat>(
     scratch: &mut AttentionScratch,
     spec: AttentionSpec<'_>,
     queries: &[f32],
@@ -197,7 +201,7 @@ fn typed<E: KvElement>(
     fill_tiles(&mut scratch.tiles, spec, metadata);
     let tiles = &scratch.tiles[..];
     let num_tiles = tiles.len();
-    let source = Source::<E> {
+    let source = Source::<F> {
         queries: queries.as_ptr(),
         query_stride,
         k_pool: cache.k.as_ptr().cast(),
@@ -239,12 +243,7 @@ fn typed<E: KvElement>(
                 scratch.start(num_rows);
                 for index in tile.first_piece..tile.end_piece {
                     let piece = piece(tile, share, index);
-                    level.run(Partial {
-                        source: &source,
-                        piece: &piece,
-                        scratch,
-                        wide: level.has_32_vectors(),
-                    });
+                    partial(&source, &piece, index == tile.first_piece, scratch, level);
                     level.run(Merge { scratch, num_rows, value_dim: heads.value_dim, partials: None });
                 }
                 out_rows.write(tile, heads_of(share), scratch);
@@ -266,7 +265,7 @@ fn typed<E: KvElement>(
         }
         with_scratch(&mut |scratch| {
             let piece = piece(tile, share, tile.first_piece + index);
-            level.run(Partial { source: &source, piece: &piece, scratch, wide: level.has_32_vectors() });
+            partial(&source, &piece, true, scratch, level);
             // SAFETY: every task has a slot of its own, and all slots lie in `partials` as checked above.
             let target = unsafe {
                 std::slice::from_raw_parts_mut(
@@ -297,6 +296,18 @@ fn typed<E: KvElement>(
         });
     });
     2
+}
+
+/// Computes a piece of a tile into its scratch.
+fn partial<F: PieceFormat>(
+    source: &Source<'_, F>,
+    piece: &Piece<'_>,
+    is_first: bool,
+    scratch: &mut TileScratch,
+    level: CpuLevel,
+) {
+    let partial = Partial { source, piece, is_first, scratch, wide: level.has_32_vectors() };
+    if F::IN_BYTES { level.run_int8(partial) } else { level.run(partial) }
 }
 
 /// Parts into which the query heads of the one key head are divided, each read once more for it: as many as the threads

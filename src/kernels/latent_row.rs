@@ -2,9 +2,10 @@
 
 use half::{bf16, f16};
 
-use crate::paged_cache::{CachePoolsMut, KvCacheDType, KvElement, KvLayout, LANES};
+use crate::paged_cache::{CachePoolsMut, GROUP, KvCacheDType, KvFormat, KvLayout, LANES, Slot};
 use crate::pool::ThreadPool;
-use crate::rope::{Norm, RopeRows, norm_factor, rotate, round};
+use crate::q8_0::Q8_0;
+use crate::rope::{Norm, RopeRows, norm_factor, rotate};
 use crate::rows::RowsMut;
 use crate::simd::{CpuLevel, F32x16, Kernel};
 
@@ -51,7 +52,7 @@ pub unsafe fn latent_kv_write(
         KvCacheDType::F16 => write::<f16>(operands, kv, cache, level),
         KvCacheDType::Bf16 => write::<bf16>(operands, kv, cache, level),
         KvCacheDType::F32 => write::<f32>(operands, kv, cache, level),
-        KvCacheDType::Q8_0 => unreachable!("no pools of this type are made"),
+        KvCacheDType::Q8_0 => write::<Q8_0>(operands, kv, cache, level),
     }
     let LatentKvWrite { num_heads, positions, norm, table, query_width, query_stride, .. } = operands;
     let (rank, rotated) = (norm.weight.len(), 2 * table.num_pairs);
@@ -72,20 +73,20 @@ pub unsafe fn latent_kv_write(
     }
 }
 
-fn write<E: KvElement>(operands: LatentKvWrite<'_>, kv: &[f32], cache: CachePoolsMut<'_>, level: CpuLevel) {
+fn write<F: KvFormat>(operands: LatentKvWrite<'_>, kv: &[f32], cache: CachePoolsMut<'_>, level: CpuLevel) {
     let CachePoolsMut { layout, k, .. } = cache;
-    level.run(WriteRows { operands, kv, layout, k_pool: k.as_mut_ptr().cast::<E>() });
+    level.run(WriteRows { operands, kv, layout, k_pool: k.as_mut_ptr().cast::<F>() });
 }
 
 /// All tokens' rows.
-struct WriteRows<'a, E> {
+struct WriteRows<'a, F> {
     operands: LatentKvWrite<'a>,
     kv: &'a [f32],
     layout: KvLayout,
-    k_pool: *mut E,
+    k_pool: *mut F,
 }
 
-impl<E: KvElement> Kernel for WriteRows<'_, E> {
+impl<F: KvFormat> Kernel for WriteRows<'_, F> {
     type Output = ();
 
     #[inline(always)]
@@ -97,14 +98,20 @@ impl<E: KvElement> Kernel for WriteRows<'_, E> {
             let row = &row[kv_width - head_dim..];
             let (cos, sin) = table.row(position as usize);
             let factor = norm_factor::<V>(&row[..rank], norm.eps);
-            let (block, slot) = (slot / self.layout.block_size, slot % self.layout.block_size);
-            let group = self.layout.k_group(block, 0, slot / LANES * LANES) + slot % LANES;
-            let store = |d: usize, values: &[f32]| {
-                // SAFETY: see `F32x16`: the level has these vectors.
-                let rounded = unsafe { round::<V, E>(values) };
-                for (index, value) in rounded[..values.len()].iter().enumerate() {
-                    // SAFETY: the op has checked that the slot exists, and nobody else writes to the pool.
-                    unsafe { self.k_pool.add(group + (d + index) * LANES).write(*value) };
+            let at = Slot::of(&self.layout, slot, 0);
+            // Values come in their order, and are written in groups.
+            let mut group = [0.0; GROUP];
+            let mut num_values = 0;
+            let mut store = |values: &[f32]| {
+                for value in values {
+                    group[num_values % GROUP] = *value;
+                    num_values += 1;
+                    if num_values.is_multiple_of(GROUP) || num_values == head_dim {
+                        let first = (num_values - 1) / GROUP * GROUP;
+                        let group = &group[..num_values - first];
+                        // SAFETY: the op has checked that the slot exists, and nobody else writes to the pool.
+                        unsafe { F::store_key::<V>(self.k_pool, &self.layout, at, first, group) };
+                    }
                 }
             };
             for d in (0..rank).step_by(LANES) {
@@ -112,28 +119,20 @@ impl<E: KvElement> Kernel for WriteRows<'_, E> {
                 for (index, latent) in latent[..len].iter_mut().enumerate() {
                     *latent = row[d + index] * factor * norm.weight[d + index];
                 }
-                store(d, &latent[..len]);
+                store(&latent[..len]);
             }
-            rotate_key(&row[rank..], cos, sin, table, |d, values| store(rank + d, values));
+            rotate_key(&row[rank..], cos, sin, table, &mut store);
         }
     }
 }
 
-/// Rotates a key and gives its values out, some at a time.
+/// Rotates a key and gives its values out.
 #[inline(always)]
-fn rotate_key(
-    key: &[f32],
-    cos: &[f32],
-    sin: &[f32],
-    table: RopeRows<'_>,
-    mut store: impl FnMut(usize, &[f32]),
-) {
+fn rotate_key(key: &[f32], cos: &[f32], sin: &[f32], table: RopeRows<'_>, store: &mut impl FnMut(&[f32])) {
     const MAX_ROTATED: usize = 1024;
     let mut rotated = [0.0; MAX_ROTATED];
     let rotated = &mut rotated[..key.len()];
     rotated.copy_from_slice(key);
     rotate(rotated, cos, sin, table.style);
-    for (index, values) in rotated.chunks(LANES).enumerate() {
-        store(index * LANES, values);
-    }
+    store(rotated);
 }

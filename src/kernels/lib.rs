@@ -18,6 +18,7 @@ pub mod noise;
 pub mod norm;
 pub mod paged_cache;
 pub mod pool;
+pub mod q8_0;
 pub mod range;
 pub mod rope;
 pub mod rows;

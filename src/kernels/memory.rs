@@ -53,6 +53,36 @@ impl AlignedBuffer {
     }
 }
 
+/// Fetches what will be needed soon, to be written or to be read, where the target has an instruction for it.
+#[inline(always)]
+pub(crate) fn prefetch<const WRITE: bool>(start: *const u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for offset in (0..len).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T0, _mm_prefetch};
+        let address = start.wrapping_add(offset).cast();
+        // SAFETY: a prefetch of any address is allowed.
+        unsafe {
+            if WRITE { _mm_prefetch::<_MM_HINT_ET0>(address) } else { _mm_prefetch::<_MM_HINT_T0>(address) }
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (start, len);
+}
+
+/// Fetches what will be read some time from now into the second-level cache, where the target has an instruction for it.
+/// Into the first-level cache would be slower: its queue of misses is short, and the loads need it.
+#[inline(always)]
+pub(crate) fn prefetch_early(start: *const u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for offset in (0..len).step_by(64) {
+        let address = start.wrapping_add(offset);
+        // SAFETY: a prefetch of any address is allowed.
+        unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(address.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (start, len);
+}
+
 /// Has the allocator give back what is large as soon as it is freed, for a process that lives long. glibc's would learn
 /// from the first large piece to keep pieces of that size, in a heap for each of many threads.
 pub fn keep_little_free_memory() {

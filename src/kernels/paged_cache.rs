@@ -5,6 +5,8 @@
 //!   that the scores of sixteen tokens are computed in the lanes of a vector, without sums across lanes;
 //! * V is `[kv_head][slot][head_dim]`, each row padded to a multiple of sixteen values.
 //!
+//! [`crate::q8_0`] has sixteens of its own, whose codes serve products of bytes.
+//!
 //! With latent attention there is one key head, whose first values are also the values: there is K alone.
 
 use std::fmt;
@@ -13,7 +15,7 @@ use std::str::FromStr;
 use half::{bf16, f16};
 
 use crate::simd::F32x16;
-use crate::{Error, Result};
+use crate::{Error, Result, q8_0};
 
 /// Tokens that lie side by side in K, and values that rows of V are padded to.
 pub const LANES: usize = 16;
@@ -103,6 +105,11 @@ impl KvLayout {
         self.head_dim.next_multiple_of(LANES)
     }
 
+    /// Groups of sixteen slots in a block, of which the last may be filled up.
+    pub(crate) fn num_sixteens(&self) -> usize {
+        self.block_size.div_ceil(LANES)
+    }
+
     fn k_head_len(&self) -> usize {
         self.block_size.next_multiple_of(LANES) * self.head_dim
     }
@@ -114,15 +121,20 @@ impl KvLayout {
     /// Bytes of a block of K, the padding counted in.
     #[must_use]
     pub fn k_block_bytes(&self) -> usize {
-        let num_slots = self.num_kv_heads * self.block_size.next_multiple_of(LANES);
-        num_slots * self.dtype.row_bytes(self.head_dim)
+        match self.dtype {
+            KvCacheDType::Q8_0 => self.num_kv_heads * self.num_sixteens() * q8_0::key_bytes(self),
+            dtype => dtype.row_bytes(self.k_block_len()),
+        }
     }
 
     /// Bytes of a block of V, the padding counted in.
     #[must_use]
     pub fn v_block_bytes(&self) -> usize {
-        let num_slots = if self.has_values { self.num_kv_heads * self.block_size } else { 0 };
-        num_slots * self.dtype.row_bytes(self.v_stride())
+        match self.dtype {
+            _ if !self.has_values => 0,
+            KvCacheDType::Q8_0 => self.num_kv_heads * self.num_sixteens() * q8_0::value_bytes(self),
+            dtype => dtype.row_bytes(self.v_block_len()),
+        }
     }
 
     /// Bytes of a block: its keys, then its values if there are any.
@@ -178,6 +190,91 @@ pub struct CachePoolsMut<'a> {
     pub k: &'a mut [u8],
     /// The same of V, if there is one.
     pub v: Option<&'a mut [u8]>,
+}
+
+/// A format of the cache, as what writes to it sees it.
+pub trait KvFormat: Sized + Send + Sync + 'static {
+    /// Rounds values `first..` of a key to the slot of a block: [`GROUP`] of them, or the last ones; `first` is a multiple
+    /// of `GROUP`.
+    ///
+    /// # Safety
+    /// The pool is laid out so and has the block, and nobody else uses this head of the slot; see [`F32x16`] for the vector.
+    unsafe fn store_key<V: F32x16>(pool: *mut Self, layout: &KvLayout, at: Slot, first: usize, key: &[f32]);
+
+    /// The same of a value.
+    ///
+    /// # Safety
+    /// As of [`Self::store_key`].
+    unsafe fn store_value<V: F32x16>(
+        pool: *mut Self,
+        layout: &KvLayout,
+        at: Slot,
+        first: usize,
+        value: &[f32],
+    );
+}
+
+/// Where a token's head lies.
+#[derive(Debug, Clone, Copy)]
+pub struct Slot {
+    /// The block.
+    pub block: usize,
+    /// The key and value head.
+    pub kv_head: usize,
+    /// The slot in the block.
+    pub slot: usize,
+}
+
+impl Slot {
+    /// The slot with this number of the whole cache.
+    #[must_use]
+    #[inline(always)]
+    pub fn of(layout: &KvLayout, slot: usize, kv_head: usize) -> Self {
+        Self { block: slot / layout.block_size, kv_head, slot: slot % layout.block_size }
+    }
+}
+
+impl<E: KvElement> KvFormat for E {
+    #[inline(always)]
+    unsafe fn store_key<V: F32x16>(pool: *mut Self, layout: &KvLayout, at: Slot, first: usize, key: &[f32]) {
+        let group = layout.k_group(at.block, at.kv_head, at.slot / LANES * LANES) + at.slot % LANES;
+        for (d, values) in (first..).step_by(LANES).zip(key.chunks(LANES)) {
+            // SAFETY: the group lies in the pool and has sixteen values for each of `head_dim`.
+            unsafe {
+                let keys = round::<V, E>(values);
+                for (index, key) in keys[..values.len()].iter().enumerate() {
+                    pool.add(group + (d + index) * LANES).write(*key);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_value<V: F32x16>(
+        pool: *mut Self,
+        layout: &KvLayout,
+        at: Slot,
+        first: usize,
+        value: &[f32],
+    ) {
+        let row = layout.v_row(at.block, at.kv_head, at.slot);
+        for (d, values) in (first..).step_by(LANES).zip(value.chunks(LANES)) {
+            // SAFETY: the row lies in the pool, and rows of V are padded to whole vectors.
+            unsafe { pool.add(row + d).cast::<[E; LANES]>().write_unaligned(round::<V, E>(values)) };
+        }
+    }
+}
+
+/// Rounds up to sixteen values; what is missing is zero.
+///
+/// # Safety
+/// See [`F32x16`].
+#[inline(always)]
+unsafe fn round<V: F32x16, E: KvElement>(values: &[f32]) -> [E; LANES] {
+    let mut padded = [0.0; LANES];
+    padded[..values.len()].copy_from_slice(values);
+    // SAFETY: the array has sixteen values.
+    unsafe { E::round(V::load(padded.as_ptr())) }
 }
 
 /// A type that the cache can hold.

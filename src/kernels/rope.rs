@@ -4,8 +4,9 @@ use std::ptr;
 
 use half::{bf16, f16};
 
-use crate::paged_cache::{CachePoolsMut, KvCacheDType, KvElement, KvLayout, LANES};
+use crate::paged_cache::{CachePoolsMut, GROUP, KvCacheDType, KvFormat, KvLayout, LANES, Slot};
 use crate::pool::ThreadPool;
+use crate::q8_0::Q8_0;
 use crate::rows::RowsMut;
 use crate::simd::CpuLevel;
 use crate::simd::{F32x16, Kernel};
@@ -109,11 +110,11 @@ pub unsafe fn rope_kv_write(
         KvCacheDType::F16 => typed::<f16>(operands, qkv, cache, pool, level),
         KvCacheDType::Bf16 => typed::<bf16>(operands, qkv, cache, pool, level),
         KvCacheDType::F32 => typed::<f32>(operands, qkv, cache, pool, level),
-        KvCacheDType::Q8_0 => unreachable!("no pools of this type are made"),
+        KvCacheDType::Q8_0 => typed::<Q8_0>(operands, qkv, cache, pool, level),
     }
 }
 
-fn typed<E: KvElement>(
+fn typed<F: KvFormat>(
     operands: RopeKvWrite<'_>,
     qkv: &RowsMut<'_>,
     cache: CachePoolsMut<'_>,
@@ -124,7 +125,7 @@ fn typed<E: KvElement>(
     const SERIAL_TOKENS: usize = 4;
     let layout = cache.layout;
     let v = cache.v.map_or(ptr::null_mut(), |v| v.as_mut_ptr());
-    let pools = Pools::<E> { k: cache.k.as_mut_ptr().cast(), v: v.cast() };
+    let pools = Pools::<F> { k: cache.k.as_mut_ptr().cast(), v: v.cast() };
     let task = |kv_head| level.run(HeadTask { operands, qkv, layout, pools: &pools, kv_head });
     if operands.positions.len() <= SERIAL_TOKENS {
         (0..operands.num_kv_heads).for_each(task);
@@ -133,24 +134,24 @@ fn typed<E: KvElement>(
     }
 }
 
-struct Pools<E> {
-    k: *mut E,
-    v: *mut E,
+struct Pools<F> {
+    k: *mut F,
+    v: *mut F,
 }
 
 // SAFETY: each task writes the parts of its key head only.
-unsafe impl<E: KvElement> Sync for Pools<E> {}
+unsafe impl<F: KvFormat> Sync for Pools<F> {}
 
 /// One key head and its query heads, for all tokens.
-struct HeadTask<'a, E> {
+struct HeadTask<'a, F> {
     operands: RopeKvWrite<'a>,
     qkv: &'a RowsMut<'a>,
     layout: KvLayout,
-    pools: &'a Pools<E>,
+    pools: &'a Pools<F>,
     kv_head: usize,
 }
 
-impl<E: KvElement> Kernel for HeadTask<'_, E> {
+impl<F: KvFormat> Kernel for HeadTask<'_, F> {
     type Output = ();
 
     #[inline(always)]
@@ -186,40 +187,21 @@ impl<E: KvElement> Kernel for HeadTask<'_, E> {
     }
 }
 
-impl<E: KvElement> HeadTask<'_, E> {
+impl<F: KvFormat> HeadTask<'_, F> {
     /// # Safety
     /// The slot has to exist, and nobody else may use this key head of it.
     #[inline(always)]
     unsafe fn store<V: F32x16>(&self, slot: usize, key: &[f32], value: &[f32]) {
-        let (block, slot) = (slot / self.layout.block_size, slot % self.layout.block_size);
-        let group = self.layout.k_group(block, self.kv_head, slot / LANES * LANES);
-        let row = self.layout.v_row(block, self.kv_head, slot);
-        let head_dim = self.layout.head_dim;
-        for d in (0..head_dim).step_by(LANES) {
-            let len = LANES.min(head_dim - d);
-            // SAFETY: the group and the row lie in the pools, and rows of V are padded to whole vectors.
+        let at = Slot::of(&self.layout, slot, self.kv_head);
+        let parts = key.chunks(GROUP).zip(value.chunks(GROUP));
+        for (first, (key, value)) in (0..).step_by(GROUP).zip(parts) {
+            // SAFETY: the caller's guarantees.
             unsafe {
-                let keys = round::<V, E>(&key[d..d + len]);
-                for (lane, key) in keys[..len].iter().enumerate() {
-                    self.pools.k.add(group + (d + lane) * LANES + slot % LANES).write(*key);
-                }
-                let values = round::<V, E>(&value[d..d + len]);
-                self.pools.v.add(row + d).cast::<[E; LANES]>().write_unaligned(values);
+                F::store_key::<V>(self.pools.k, &self.layout, at, first, key);
+                F::store_value::<V>(self.pools.v, &self.layout, at, first, value);
             }
         }
     }
-}
-
-/// Rounds up to sixteen values; what is missing is zero.
-///
-/// # Safety
-/// See [`F32x16`].
-#[inline(always)]
-pub(super) unsafe fn round<V: F32x16, E: KvElement>(values: &[f32]) -> [E; LANES] {
-    let mut padded = [0.0; LANES];
-    padded[..values.len()].copy_from_slice(values);
-    // SAFETY: the array has sixteen values.
-    unsafe { E::round(V::load(padded.as_ptr())) }
 }
 
 /// Rotates the first values of a head; `cos` and `sin` have one value for each pair.

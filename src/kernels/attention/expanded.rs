@@ -19,6 +19,7 @@ use crate::AttentionMetadata;
 use crate::matmul::{Activations, Forms, PackedMatrix, matmul_rows};
 use crate::paged_cache::{CachePools, KvCacheDType, KvElement, KvLayout, LANES};
 use crate::pool::ThreadPool;
+use crate::q8_0::{self, Q8_0};
 use crate::rows::RowsMut;
 use crate::simd::{CpuLevel, F32x16, Kernel};
 
@@ -427,7 +428,7 @@ fn read_rows(
         KvCacheDType::F16 => rows.read::<f16>(pool, level),
         KvCacheDType::Bf16 => rows.read::<bf16>(pool, level),
         KvCacheDType::F32 => rows.read::<f32>(pool, level),
-        KvCacheDType::Q8_0 => unreachable!("no pools of this type are made"),
+        KvCacheDType::Q8_0 => rows.read::<Q8_0>(pool, level),
     }
 }
 
@@ -440,23 +441,79 @@ struct CachedRows<'a> {
 }
 
 impl CachedRows<'_> {
-    fn read<E: KvElement>(&self, pool: &ThreadPool, level: CpuLevel) {
+    fn read<F: RowFormat>(&self, pool: &ThreadPool, level: CpuLevel) {
         const POSITIONS_PER_TASK: usize = 64;
         pool.run(self.positions.len().div_ceil(POSITIONS_PER_TASK), |task| {
             let start = self.positions.start + task * POSITIONS_PER_TASK;
             let positions = start..self.positions.end.min(start + POSITIONS_PER_TASK);
-            level.run(ReadRows::<E> { cached: self, positions, element: PhantomData });
+            level.run(ReadRows::<F> { cached: self, positions, format: PhantomData });
         });
     }
 }
 
-struct ReadRows<'a, E> {
-    cached: &'a CachedRows<'a>,
-    positions: Range<usize>,
-    element: PhantomData<E>,
+/// A format of the cache, as it is read back.
+trait RowFormat {
+    /// Values `first..` of the sixteen slots with `slot` of a block, up to sixteen of them.
+    ///
+    /// # Safety
+    /// The pool is laid out so and has the block; see [`F32x16`] for the vector.
+    unsafe fn load<V: F32x16>(
+        pool: *const u8,
+        layout: &KvLayout,
+        block: usize,
+        slot: usize,
+        first: usize,
+        values: &mut [[f32; LANES]],
+    );
 }
 
-impl<E: KvElement> Kernel for ReadRows<'_, E> {
+impl<E: KvElement> RowFormat for E {
+    #[inline(always)]
+    unsafe fn load<V: F32x16>(
+        pool: *const u8,
+        layout: &KvLayout,
+        block: usize,
+        slot: usize,
+        first: usize,
+        values: &mut [[f32; LANES]],
+    ) {
+        let group = pool.cast::<E>().wrapping_add(layout.k_group(block, 0, slot / LANES * LANES));
+        for (index, values) in values.iter_mut().enumerate() {
+            // SAFETY: a group has sixteen values for each of `head_dim`.
+            unsafe { E::load::<V>(group.add((first + index) * LANES)).store(values.as_mut_ptr()) };
+        }
+    }
+}
+
+impl RowFormat for Q8_0 {
+    #[inline(always)]
+    unsafe fn load<V: F32x16>(
+        pool: *const u8,
+        layout: &KvLayout,
+        block: usize,
+        slot: usize,
+        first: usize,
+        values: &mut [[f32; LANES]],
+    ) {
+        let sixteen = pool.wrapping_add(q8_0::key_sixteen(layout, block, 0, slot));
+        for (first, values) in (first..).step_by(q8_0::WORD).zip(values.chunks_mut(q8_0::WORD)) {
+            // SAFETY: the caller's guarantees.
+            let word = unsafe { q8_0::load_word::<V>(sixteen, layout, first) };
+            for (values, loaded) in values.iter_mut().zip(word) {
+                // SAFETY: the array has sixteen values.
+                unsafe { loaded.store(values.as_mut_ptr()) };
+            }
+        }
+    }
+}
+
+struct ReadRows<'a, F> {
+    cached: &'a CachedRows<'a>,
+    positions: Range<usize>,
+    format: PhantomData<F>,
+}
+
+impl<F: RowFormat> Kernel for ReadRows<'_, F> {
     type Output = ();
 
     #[inline(always)]
@@ -468,16 +525,12 @@ impl<E: KvElement> Kernel for ReadRows<'_, E> {
             let (index, slot) = (position / layout.block_size, position % layout.block_size);
             let first_slot = slot / LANES * LANES;
             let end_slot = (first_slot + LANES).min(layout.block_size).min(slot + positions.end - position);
-            let start = layout.k_group(cached.block_table[index] as usize, 0, first_slot);
-            let group = cached.k_pool.as_ptr().cast::<E>().wrapping_add(start);
+            let (pool, block) = (cached.k_pool.as_ptr(), cached.block_table[index] as usize);
             for d in (0..layout.head_dim).step_by(LANES) {
                 let len = LANES.min(layout.head_dim - d);
                 let mut values = [[0.0; LANES]; LANES];
-                for (index, values) in values[..len].iter_mut().enumerate() {
-                    // SAFETY: the op has checked that the block exists; a group has sixteen values for each of
-                    // `head_dim`.
-                    unsafe { E::load::<V>(group.add((d + index) * LANES)).store(values.as_mut_ptr()) };
-                }
+                // SAFETY: the op has checked that the block exists.
+                unsafe { F::load::<V>(pool, &layout, block, first_slot, d, &mut values[..len]) };
                 for slot_in_block in slot..end_slot {
                     let row = position - cached.positions.start + slot_in_block - slot;
                     // SAFETY: every position belongs to one task.

@@ -9,6 +9,7 @@
 use std::ops::Range;
 
 use super::latent::LatentScratch;
+use super::quantized::DigitScratch;
 use super::{AttentionHeads, AttentionSpec, SPLIT};
 use crate::AlignedFloats;
 use crate::paged_cache::{KvElement, KvLayout, LANES};
@@ -18,7 +19,7 @@ use crate::simd::{F32x16, Kernel};
 pub(super) const SCORE_STRIDE: usize = SPLIT + 2 * LANES;
 /// Most groups of tokens, and most runs of values, that a piece can consist of: one for each token, if
 /// blocks have one token.
-const MAX_RUNS: usize = SPLIT;
+pub(super) const MAX_RUNS: usize = SPLIT;
 
 /// f32 values that are converted together: 16 KB, half of a small first-level cache.
 const STAGED: usize = 4096;
@@ -37,18 +38,18 @@ pub(super) fn partial_len(value_dim: usize) -> usize {
 }
 
 /// What all tasks read.
-pub(super) struct Source<'a, E> {
+pub(super) struct Source<'a, F> {
     pub(super) queries: *const f32,
     pub(super) query_stride: usize,
-    pub(super) k_pool: *const E,
+    pub(super) k_pool: *const F,
     /// Null if the values are the first ones of the keys.
-    pub(super) v_pool: *const E,
+    pub(super) v_pool: *const F,
     pub(super) layout: KvLayout,
     pub(super) spec: AttentionSpec<'a>,
 }
 
 // SAFETY: the pointers are only read while the caller of `paged_attention` holds the borrows.
-unsafe impl<E: KvElement> Sync for Source<'_, E> {}
+unsafe impl<F: PieceFormat> Sync for Source<'_, F> {}
 
 /// A tile's share of the work: its tokens against the positions `start..start + SPLIT`.
 pub(super) struct Piece<'a> {
@@ -64,28 +65,46 @@ pub(super) struct Piece<'a> {
     pub(super) start: usize,
 }
 
+impl Piece<'_> {
+    /// Pairs of a token and a query head.
+    pub(super) fn num_rows(&self) -> usize {
+        self.tokens.len() * self.heads.len()
+    }
+
+    /// The positions of the piece that a token attends to, of which `index` are before it in the tile.
+    #[inline(always)]
+    pub(super) fn visible(&self, index: usize, window: Option<usize>) -> Range<usize> {
+        let end = self.first_position + index + 1;
+        let oldest = window.map_or(0, |window| end.saturating_sub(window));
+        let low = oldest.max(self.start).min(self.start + SPLIT);
+        low..end.min(self.start + SPLIT).max(low)
+    }
+}
+
 /// Memory of one task.
 pub(super) struct TileScratch {
     value_dim: usize,
     /// Where the piece's positions lie, first in K and then in V.
-    runs: Vec<Run>,
+    pub(super) runs: Vec<Run>,
     /// Scaled queries, `[head_dim][rows]`.
     queries: AlignedFloats,
     /// `[rows][SCORE_STRIDE]`: scores, then weights.
-    scores: AlignedFloats,
+    pub(super) scores: AlignedFloats,
     /// Converted keys, then converted values.
     staged: AlignedFloats,
     /// The piece: `[rows][padded head_dim]`, largest scores and sums. A sum of 0 means no position.
-    values: AlignedFloats,
+    pub(super) values: AlignedFloats,
     maxima: Vec<f32>,
-    sums: Vec<f32>,
+    pub(super) sums: Vec<f32>,
     /// All pieces so far.
     merged_values: AlignedFloats,
     merged_maxima: Vec<f32>,
     merged_sums: Vec<f32>,
     /// If values are the first ones of keys: the piece's positions in sixteens, and room for those that no group of
     /// the cache holds as they are.
-    latent: Option<LatentScratch>,
+    pub(super) latent: Option<LatentScratch>,
+    /// What a cache of whole numbers needs.
+    pub(super) digits: DigitScratch,
 }
 
 impl TileScratch {
@@ -95,6 +114,7 @@ impl TileScratch {
         Self {
             value_dim,
             latent: heads.is_latent().then(|| LatentScratch::new(value_dim)),
+            digits: DigitScratch::new(rows, head_dim),
             runs: Vec::with_capacity(MAX_RUNS),
             queries: AlignedFloats::zeroed(rows * head_dim),
             scores: AlignedFloats::zeroed(rows * SCORE_STRIDE),
@@ -140,9 +160,11 @@ impl TileScratch {
 }
 
 /// Computes a piece of a tile into its scratch.
-pub(super) struct Partial<'a, E> {
-    pub(super) source: &'a Source<'a, E>,
+pub(super) struct Partial<'a, F> {
+    pub(super) source: &'a Source<'a, F>,
     pub(super) piece: &'a Piece<'a>,
+    /// Whether the scratch has other queries than the piece's so far.
+    pub(super) is_first: bool,
     pub(super) scratch: &'a mut TileScratch,
     /// Use the micro-tiles for 32 registers of sixteen lanes.
     pub(super) wide: bool,
@@ -158,29 +180,102 @@ pub(super) struct Run {
     pub(super) len: usize,
 }
 
-impl<E: KvElement> Kernel for Partial<'_, E> {
+impl<F: PieceFormat> Kernel for Partial<'_, F> {
     type Output = ();
 
     #[inline(always)]
     fn run<V: F32x16>(self) {
-        let Self { source, piece, scratch, wide } = self;
-        let AttentionSpec { heads, window, soft_cap, .. } = source.spec;
+        let Self { source, piece, is_first, scratch, wide } = self;
+        let AttentionSpec { window, soft_cap, .. } = source.spec;
         let group = piece.heads.len();
-        let num_rows = piece.tokens.len() * group;
-        let oldest_of = |position: usize| window.map_or(0, |window| (position + 1).saturating_sub(window));
+        let num_rows = piece.num_rows();
         // The positions of the piece that any row attends to.
-        let last_position = piece.first_position + piece.tokens.len() - 1;
-        let low = oldest_of(piece.first_position).max(piece.start);
-        let high = (last_position + 1).min(piece.start + SPLIT);
-        load_queries(source, piece, scratch);
+        let (low, high) = (piece.visible(0, window).start, piece.visible(piece.tokens.len() - 1, window).end);
+        if is_first {
+            F::load_queries::<V>(source, piece, scratch);
+        }
+        F::score::<V>(source, piece, low..high, scratch, wide);
 
-        list_runs(&mut scratch.runs, piece, low..high, source.layout.block_size, true, |block, slot| {
+        // To whole vectors: what is between is read, and has to weigh nothing.
+        let relative = (low - piece.start) / LANES * LANES..(high - piece.start).next_multiple_of(LANES);
+        for row in 0..num_rows {
+            let own = piece.visible(row / group, window);
+            let scores = &mut scratch.scores[row * SCORE_STRIDE + LANES..][..SPLIT + LANES];
+            if let Some(cap) = soft_cap {
+                cap_scores::<V>(&mut scores[relative.clone()], cap);
+            }
+            (scratch.maxima[row], scratch.sums[row]) =
+                weigh::<V>(scores, &relative, own.start - piece.start..own.end - piece.start);
+        }
+
+        F::add_values::<V>(source, piece, low..high, scratch, wide);
+    }
+}
+
+/// A format of the cache, as attention reads it.
+pub(super) trait PieceFormat: Send + Sync + 'static {
+    /// Whether it has products of bytes.
+    const IN_BYTES: bool;
+
+    /// Scales the queries of the piece's rows, and puts them down in the form that scores are computed from.
+    fn load_queries<V: F32x16>(source: &Source<'_, Self>, piece: &Piece<'_>, scratch: &mut TileScratch)
+    where
+        Self: Sized;
+
+    /// Writes the scores of the piece's rows for `positions`, which are of the piece. What a row of scores has beside them
+    /// may become anything, as far as sixteens stick out.
+    fn score<V: F32x16>(
+        source: &Source<'_, Self>,
+        piece: &Piece<'_>,
+        positions: Range<usize>,
+        scratch: &mut TileScratch,
+        wide: bool,
+    ) where
+        Self: Sized;
+
+    /// Writes the weighted values of the piece's rows over `positions`. Weights are where scores were, and zero for what a
+    /// row does not attend to of the vectors that have `positions`.
+    fn add_values<V: F32x16>(
+        source: &Source<'_, Self>,
+        piece: &Piece<'_>,
+        positions: Range<usize>,
+        scratch: &mut TileScratch,
+        wide: bool,
+    ) where
+        Self: Sized;
+}
+
+impl<E: KvElement> PieceFormat for E {
+    const IN_BYTES: bool = false;
+
+    #[inline(always)]
+    fn load_queries<V: F32x16>(source: &Source<'_, Self>, piece: &Piece<'_>, scratch: &mut TileScratch) {
+        let num_rows = piece.num_rows();
+        for (row, query) in queries(source, piece).enumerate() {
+            for (d, value) in query.iter().enumerate() {
+                scratch.queries[d * num_rows + row] = value * source.spec.scale;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn score<V: F32x16>(
+        source: &Source<'_, Self>,
+        piece: &Piece<'_>,
+        positions: Range<usize>,
+        scratch: &mut TileScratch,
+        wide: bool,
+    ) {
+        let AttentionHeads { head_dim, .. } = source.spec.heads;
+        let num_rows = piece.num_rows();
+
+        list_runs(&mut scratch.runs, piece, positions, source.layout.block_size, true, |block, slot| {
             source.layout.k_group(block, piece.kv_head, slot)
         });
         let scores = ScoreTile {
             queries: scratch.queries.as_ptr(),
             num_rows,
-            head_dim: heads.head_dim,
+            head_dim,
             k_pool: source.k_pool,
             groups: &scratch.runs,
             scores: scratch.scores[LANES..].as_mut_ptr(),
@@ -188,32 +283,28 @@ impl<E: KvElement> Kernel for Partial<'_, E> {
         // SAFETY: the scratch has `num_rows` rows, and each group is sixteen tokens of the pool whose scores fit between
         // the margins of a row of scores.
         unsafe {
-            match is_staged::<E>(num_rows, heads.head_dim * LANES) {
+            match is_staged::<E>(num_rows, head_dim * LANES) {
                 true => scores.compute_staged::<V>(wide, &mut scratch.staged),
                 false => scores.compute_all::<V>(wide),
             }
         }
+    }
 
-        // To whole vectors: what is between is read, and has to weigh nothing.
-        let relative = (low - piece.start) / LANES * LANES..(high - piece.start).next_multiple_of(LANES);
-        for row in 0..num_rows {
-            let position = piece.first_position + row / group;
-            let row_low = oldest_of(position).max(piece.start).min(high) - piece.start;
-            let row_high = (position + 1).min(piece.start + SPLIT).max(piece.start) - piece.start;
-            let scores = &mut scratch.scores[row * SCORE_STRIDE + LANES..][..SPLIT + LANES];
-            if let Some(cap) = soft_cap {
-                cap_scores::<V>(&mut scores[relative.clone()], cap);
-            }
-            (scratch.maxima[row], scratch.sums[row]) =
-                weigh::<V>(scores, &relative, row_low..row_high.max(row_low));
-        }
-
+    #[inline(always)]
+    fn add_values<V: F32x16>(
+        source: &Source<'_, Self>,
+        piece: &Piece<'_>,
+        positions: Range<usize>,
+        scratch: &mut TileScratch,
+        wide: bool,
+    ) {
+        let num_rows = piece.num_rows();
         if let Some(latent) = &mut scratch.latent {
-            latent.list(source, piece, low..high);
-            latent.add_values::<V, E>(source, num_rows, &scratch.scores, &mut scratch.values);
+            latent.list(source, piece, positions);
+            latent.add_values::<V, E>(source.k_pool, num_rows, &scratch.scores, &mut scratch.values);
             return;
         }
-        list_runs(&mut scratch.runs, piece, low..high, source.layout.block_size, false, |block, slot| {
+        list_runs(&mut scratch.runs, piece, positions, source.layout.block_size, false, |block, slot| {
             source.layout.v_row(block, piece.kv_head, slot)
         });
         let values = ValueTile {
@@ -234,29 +325,27 @@ impl<E: KvElement> Kernel for Partial<'_, E> {
     }
 }
 
-/// Scales the tile's queries and puts the rows side by side.
+/// The queries of the piece's rows, in their order.
 #[inline(always)]
-fn load_queries<E>(source: &Source<'_, E>, piece: &Piece<'_>, scratch: &mut TileScratch) {
-    let AttentionSpec { heads: AttentionHeads { head_dim, .. }, scale, .. } = source.spec;
-    let num_rows = piece.tokens.len() * piece.heads.len();
-    for (index, token) in piece.tokens.clone().enumerate() {
-        for (own, head) in piece.heads.clone().enumerate() {
+pub(super) fn queries<'a, F>(
+    source: &'a Source<'_, F>,
+    piece: &'a Piece<'_>,
+) -> impl Iterator<Item = &'a [f32]> {
+    let AttentionHeads { head_dim, .. } = source.spec.heads;
+    piece.tokens.clone().flat_map(move |token| {
+        piece.heads.clone().map(move |head| {
             let offset = token * source.query_stride + head * head_dim;
             // SAFETY: the caller of `paged_attention` gave `query_stride` values for each token, which
             // begin with all query heads.
-            let query = unsafe { std::slice::from_raw_parts(source.queries.add(offset), head_dim) };
-            let row = index * piece.heads.len() + own;
-            for (d, value) in query.iter().enumerate() {
-                scratch.queries[d * num_rows + row] = value * scale;
-            }
-        }
-    }
+            unsafe { std::slice::from_raw_parts(source.queries.add(offset), head_dim) }
+        })
+    })
 }
 
 /// Lists where the positions lie: in groups of sixteen slots of a block, or in as much as a block has.
 /// `address` gives the offset of a block's slot in the pool.
 #[inline(always)]
-fn list_runs(
+pub(super) fn list_runs(
     runs: &mut Vec<Run>,
     piece: &Piece<'_>,
     positions: Range<usize>,

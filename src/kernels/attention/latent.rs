@@ -10,6 +10,7 @@ use std::ops::Range;
 use super::SPLIT;
 use super::kernel::{Piece, SCORE_STRIDE, Source};
 use crate::paged_cache::{KvElement, LANES};
+use crate::q8_0::{self, Q8_0, WORD};
 use crate::simd::F32x16;
 
 /// Groups of sixteen positions of a piece.
@@ -19,7 +20,7 @@ const MAX_GROUPS: usize = SPLIT / LANES;
 pub(super) struct LatentScratch {
     value_dim: usize,
     groups: Vec<Group>,
-    /// Copied groups, `[group][value_dim][16]` in the cache's type.
+    /// Copied groups, `[group][value_dim][16]` in the cache's type, or in singles if that is no type of a value.
     copies: Vec<[u32; LANES]>,
 }
 
@@ -83,11 +84,52 @@ impl LatentScratch {
         }
     }
 
+    /// Makes the sixteens of `positions` of a cache of whole numbers.
+    #[inline(always)]
+    pub(super) fn decode<V: F32x16>(
+        &mut self,
+        source: &Source<'_, Q8_0>,
+        piece: &Piece<'_>,
+        positions: Range<usize>,
+    ) {
+        let (layout, value_dim) = (source.layout, self.value_dim);
+        self.groups.clear();
+        let mut values = [0.0; LANES];
+        for (index, first) in (positions.start / LANES * LANES..positions.end).step_by(LANES).enumerate() {
+            self.groups.push(Group { offset: first - piece.start, start: None });
+            let copy = &mut self.copies[index * value_dim..][..value_dim];
+            copy.fill([0; LANES]);
+            let mut position = first.max(positions.start);
+            let end = (first + LANES).min(positions.end);
+            while position < end {
+                let (block, slot) = (position / layout.block_size, position % layout.block_size);
+                let len = (end - position).min(layout.block_size - slot).min(LANES - slot % LANES);
+                let block = piece.block_table[block] as usize;
+                let sixteen = q8_0::key_sixteen(&layout, block, piece.kv_head, slot);
+                let sixteen = source.k_pool.cast::<u8>().wrapping_add(sixteen);
+                for (first, copy) in (0..).step_by(WORD).zip(copy.chunks_mut(WORD)) {
+                    // SAFETY: the block is in the pool.
+                    let word = unsafe { q8_0::load_word::<V>(sixteen, &layout, first) };
+                    for (copy, word) in copy.iter_mut().zip(word) {
+                        // SAFETY: the array has sixteen values.
+                        unsafe { word.store(values.as_mut_ptr()) };
+                        let own = values[slot % LANES..][..len].iter().map(|value| value.to_bits());
+                        copy[position % LANES..][..len]
+                            .iter_mut()
+                            .zip(own)
+                            .for_each(|(copy, own)| *copy = own);
+                    }
+                }
+                position += len;
+            }
+        }
+    }
+
     /// `values[row][d] = Σ weight[row][position] · key[position][d]` over the listed positions.
     #[inline(always)]
     pub(super) fn add_values<V: F32x16, E: KvElement>(
         &self,
-        source: &Source<'_, E>,
+        k_pool: *const E,
         num_rows: usize,
         scores: &[f32],
         values: &mut [f32],
@@ -95,9 +137,9 @@ impl LatentScratch {
         let mut row = 0;
         while row < num_rows {
             row += match num_rows - row {
-                4.. => self.add_rows::<V, E, 4>(source, row, scores, values),
-                2.. => self.add_rows::<V, E, 2>(source, row, scores, values),
-                _ => self.add_rows::<V, E, 1>(source, row, scores, values),
+                4.. => self.add_rows::<V, E, 4>(k_pool, row, scores, values),
+                2.. => self.add_rows::<V, E, 2>(k_pool, row, scores, values),
+                _ => self.add_rows::<V, E, 1>(k_pool, row, scores, values),
             };
         }
     }
@@ -106,7 +148,7 @@ impl LatentScratch {
     #[inline(always)]
     fn add_rows<V: F32x16, E: KvElement, const ROWS: usize>(
         &self,
-        source: &Source<'_, E>,
+        k_pool: *const E,
         first_row: usize,
         scores: &[f32],
         values: &mut [f32],
@@ -119,7 +161,7 @@ impl LatentScratch {
             let mut next_copy = self.copies.as_ptr().cast::<E>();
             for group in &self.groups {
                 let start = match group.start {
-                    Some(start) => source.k_pool.wrapping_add(start),
+                    Some(start) => k_pool.wrapping_add(start),
                     None => {
                         let copy = next_copy;
                         next_copy = next_copy.wrapping_byte_add(self.value_dim * size_of::<[u32; LANES]>());

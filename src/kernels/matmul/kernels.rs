@@ -9,6 +9,7 @@ use std::marker::PhantomData;
 use super::layout::TILE_ROWS;
 use super::quantized::{Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Q8S};
 use crate::DType;
+use crate::memory::prefetch_early;
 use crate::simd::{CpuLevel, F32x16, Kernel};
 
 /// The products of one panel with sixteen weight rows, one array for each input row.
@@ -126,19 +127,10 @@ impl<F: Format, const P: usize> Kernel for TileKernel<'_, F, P> {
     }
 }
 
-/// Fetches `len` bytes that lie some way behind `weights` into the second-level cache, where the target has
-/// an instruction for it. Into the first-level cache would be slower: its queue of misses is short, and the
-/// loads need it.
+/// Fetches `len` bytes that lie some way behind `weights`.
 #[inline(always)]
 pub(super) fn prefetch(weights: *const u8, len: usize) {
-    #[cfg(target_arch = "x86_64")]
-    for line in 0..len.div_ceil(64) {
-        let address = weights.wrapping_add(PREFETCH_DISTANCE + 64 * line);
-        // SAFETY: a prefetch of any address is allowed.
-        unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(address.cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (weights, len);
+    prefetch_early(weights.wrapping_add(PREFETCH_DISTANCE), len);
 }
 
 /// How one tile is multiplied with its columns of a panel.

@@ -33,12 +33,11 @@ use super::pool::ThreadPool;
 use super::simd::{CpuLevel, F32x16, Kernel};
 use crate::DType;
 use crate::gated::{Activation, GatedForm};
-use crate::memory::SharedPointer;
+use crate::memory::{SharedPointer, prefetch};
 use activations::{MAX_PANEL, VECTOR_PANEL, panels, widest_panel};
 use dense_tiles::{DenseTiles, PANELS_AT_ONCE};
 use kernels::{PanelOutput, TileRow};
 use layout::TILE_ROWS;
-use prepare::prefetch;
 use tiles::UnpackedRows;
 
 /// Bytes of weights in a task for one row of the input.

@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use super::activations::{BLOCK, BLOCK_BYTES, MAX_PANEL, padded};
+use crate::memory::prefetch;
 use crate::simd::{F32x16, Kernel};
 
 /// Blocks of a row that are written before the same blocks of the next one: what they go to is interleaved, and stays in
@@ -70,22 +71,6 @@ fn filled_up(values: &[f32]) -> [f32; BLOCK] {
     let mut filled = [0.0; BLOCK];
     filled[..values.len()].copy_from_slice(values);
     filled
-}
-
-/// Fetches what will be needed soon, to be written or to be read, where the target has an instruction for it.
-#[inline(always)]
-pub(super) fn prefetch<const WRITE: bool>(start: *const u8, len: usize) {
-    #[cfg(target_arch = "x86_64")]
-    for offset in (0..len).step_by(64) {
-        use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T0, _mm_prefetch};
-        let address = start.wrapping_add(offset).cast();
-        // SAFETY: a prefetch of any address is allowed.
-        unsafe {
-            if WRITE { _mm_prefetch::<_MM_HINT_ET0>(address) } else { _mm_prefetch::<_MM_HINT_T0>(address) }
-        }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (start, len);
 }
 
 /// Fetches blocks of `bytes` bytes, to be written.
