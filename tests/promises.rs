@@ -13,8 +13,8 @@ use tinyvllm::engine::{Event, FinishReason, Request};
 use tinyvllm::grammar::GrammarSpec;
 use tinyvllm::hub::{ModelFiles, ResolvedModel};
 use tinyvllm::llm::{DeviceChoice, KernelChoice, Llm, LlmOptions, NoProgress, TextEvent};
-use tinyvllm::ops::KvCache;
 use tinyvllm::ops::cpu::simd::CpuLevel;
+use tinyvllm::ops::{KvCache, KvCacheDType};
 use tinyvllm::runner::EngineLimits;
 use tinyvllm::sampling::{Constraint, RankedLogprobs, SamplingParams};
 use tinyvllm::weights::Checkpoint;
@@ -34,6 +34,10 @@ fn with_limits(change: impl FnOnce(&mut EngineLimits)) -> LlmOptions {
     options.limits.kv_cache_memory_bytes = Some(64 << 20);
     change(&mut options.limits);
     options
+}
+
+fn with_cache(dtype: KvCacheDType, change: impl FnOnce(&mut EngineLimits)) -> LlmOptions {
+    LlmOptions { kv_cache_dtype: dtype.into(), ..with_limits(change) }
 }
 
 /// Prompts of different lengths, two with a long common beginning, and different ways to sample.
@@ -103,7 +107,16 @@ fn tokens(outcomes: &[Outcome]) -> Vec<&Vec<Vec<u32>>> {
 
 #[test]
 fn same_tokens_however_they_are_scheduled() {
-    let reference_llm = load(&with_limits(|limits| {
+    check_schedules(KvCacheDType::F16);
+}
+
+#[test]
+fn same_tokens_with_a_cache_of_whole_numbers() {
+    check_schedules(KvCacheDType::Q8_0);
+}
+
+fn check_schedules(dtype: KvCacheDType) {
+    let reference_llm = load(&with_cache(dtype, |limits| {
         (limits.enable_prefix_caching, limits.speculative) = (false, SpeculativeConfig::off());
     }));
     let reference = alone(&reference_llm);
@@ -117,28 +130,27 @@ fn same_tokens_however_they_are_scheduled() {
         (first, again)
     };
 
-    let (_, again) = check("a batch", &with_limits(|_| ()));
+    let (_, again) = check("a batch", &with_cache(dtype, |_| ()));
     assert!(again.iter().map(|outcome| outcome.num_cached_tokens).sum::<usize>() > 64, "no prefix hit");
 
     check(
         "chunked prompts",
-        &with_limits(|limits| {
+        &with_cache(dtype, |limits| {
             (limits.max_num_seqs, limits.max_num_batched_tokens) = (7, Some(7));
         }),
     );
-    check("multi-step", &with_limits(|limits| limits.num_scheduler_steps = 5));
-    check("small blocks", &with_limits(|limits| limits.block_size = 8));
-    check("odd blocks", &with_limits(|limits| limits.block_size = 5));
-    check("one thread", &LlmOptions { threads: Some(1), ..with_limits(|_| ()) });
-    check("five threads", &LlmOptions { threads: Some(5), ..with_limits(|_| ()) });
+    check("multi-step", &with_cache(dtype, |limits| limits.num_scheduler_steps = 5));
+    check("small blocks", &with_cache(dtype, |limits| limits.block_size = 8));
+    check("odd blocks", &with_cache(dtype, |limits| limits.block_size = 5));
+    check("one thread", &LlmOptions { threads: Some(1), ..with_cache(dtype, |_| ()) });
+    check("five threads", &LlmOptions { threads: Some(5), ..with_cache(dtype, |_| ()) });
 
     // A cache that holds the longest sequence and little more.
-    let per_token = reference_llm.engine().config().kv_cache_tokens();
-    let bytes_per_token = (64 << 20) / per_token as u64;
-    let small = with_limits(|limits| {
+    let bytes = 288 * KvCache::bytes_per_token(reference_llm.model_config(), 16, dtype) as u64;
+    let small = with_cache(dtype, |limits| {
         limits.max_model_len = Some(256);
         limits.block_size = 16;
-        limits.kv_cache_memory_bytes = Some(bytes_per_token * 288);
+        limits.kv_cache_memory_bytes = Some(bytes);
     });
     // On a busy machine requests may come so slowly that each has the cache to itself.
     let is_preempted = || {
@@ -156,14 +168,15 @@ fn latent_attention_gives_the_same_tokens_however_it_is_scheduled() {
     let prompt = |len: u32| (0..len).map(|at| (at * at * 7 + at * 13 + 5) % 240 + 3).collect::<Vec<_>>();
     let prompts: Vec<Vec<u32>> = [70, 20, 31, 32, 33, 64, 90, 40].map(prompt).into();
     let params = SamplingParams { max_tokens: Some(24), ignore_eos: true, ..SamplingParams::greedy() };
-    for fixture in [
-        "youtu/youtu.q4_0.gguf",
-        "deepseek_v2_lite/deepseek_v2_lite.q4_0.gguf",
-        "glm4_moe_lite/glm4_moe_lite.q8_0.gguf",
+    for (fixture, dtype) in [
+        ("youtu/youtu.q4_0.gguf", KvCacheDType::F16),
+        ("youtu/youtu.q4_0.gguf", KvCacheDType::Q8_0),
+        ("deepseek_v2_lite/deepseek_v2_lite.q4_0.gguf", KvCacheDType::F16),
+        ("glm4_moe_lite/glm4_moe_lite.q8_0.gguf", KvCacheDType::F16),
     ] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny").join(fixture);
         let load = |change: &dyn Fn(&mut EngineLimits)| {
-            let mut options = LlmOptions::default();
+            let mut options = LlmOptions { kv_cache_dtype: dtype.into(), ..LlmOptions::default() };
             options.limits.max_model_len = Some(200);
             options.limits.kv_cache_memory_bytes = Some(4 << 20);
             change(&mut options.limits);
@@ -217,8 +230,7 @@ fn latent_attention_gives_the_same_tokens_however_it_is_scheduled() {
         check("multi-step", &|limits| limits.num_scheduler_steps = 5);
         // A cache that holds the longest sequence and little more.
         let config = ModelConfig::from_checkpoint(&Checkpoint::open(&path).unwrap()).unwrap();
-        let bytes =
-            256 * KvCache::bytes_per_token(&config, 8, LlmOptions::default().kv_cache_dtype.planned()) as u64;
+        let bytes = 256 * KvCache::bytes_per_token(&config, 8, dtype) as u64;
         check("preemption", &|limits| {
             (limits.block_size, limits.kv_cache_memory_bytes) = (8, Some(bytes));
         });
@@ -261,11 +273,13 @@ fn drafts_change_no_token_and_no_log_probability() {
         ModelFiles::Demo => CpuLevel::available().to_vec(),
         _ => vec![best],
     };
-    for (files, level) in
-        models.iter().flat_map(|files| levels(files).into_iter().map(move |level| (files, level)))
-    {
+    let cases = models.iter().flat_map(|files| {
+        let dtypes = [KvCacheDType::F16, KvCacheDType::Q8_0].into_iter();
+        dtypes.flat_map(move |dtype| levels(files).into_iter().map(move |level| (files, dtype, level)))
+    });
+    for (files, dtype, level) in cases {
         let load = |num_speculative_tokens: usize| {
-            let mut options = LlmOptions { cpu_level: Some(level), ..with_limits(|_| ()) };
+            let mut options = LlmOptions { cpu_level: Some(level), ..with_cache(dtype, |_| ()) };
             options.limits.speculative = SpeculativeConfig {
                 method: SpeculativeMethod::Suffix,
                 num_speculative_tokens,
@@ -292,7 +306,8 @@ fn drafts_change_no_token_and_no_log_probability() {
                 let predictions = [right.clone(), wrong(4), wrong(1)];
                 for prediction in predictions.into_iter().take(if num_tokens == 3 { 2 } else { 3 }) {
                     let request = Request { prediction, ..request.clone() };
-                    assert_eq!(&ranked(&llm, request), expected, "{} {num_tokens} {files:?}", level.name());
+                    let what = format!("{} {dtype} {num_tokens} {files:?}", level.name());
+                    assert_eq!(&ranked(&llm, request), expected, "{what}");
                 }
             }
             let speculation = llm.engine().stats().unwrap().speculation;

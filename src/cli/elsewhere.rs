@@ -56,7 +56,7 @@ const WINDOW: &str = "--max-model-len";
 const ASK_A_SERVER: &str = "structured output needs the server: `tinyvllm serve`, with response_format, structured_outputs or format";
 
 const SAMPLING: &str = "tokens are chosen with --temperature, --top-k, --top-p, --min-p and the penalties";
-const CACHE_TYPE: &str = "the type of the whole cache is --kv-cache-dtype: f32, f16 or bf16";
+const CACHE_TYPE: &str = "the type of the whole cache is --kv-cache-dtype: f32, f16, bf16 or q8_0";
 const STOP: &str = "--stop ends an answer before a text";
 
 const FLAGS: &[(&str, Meaning)] = &[

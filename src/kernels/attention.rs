@@ -14,6 +14,7 @@ pub mod expanded;
 mod kernel;
 mod latent;
 mod quantized;
+mod value_tile;
 
 use std::ops::Range;
 use std::ptr;

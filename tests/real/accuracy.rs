@@ -66,6 +66,68 @@ fn perplexity(llm: &Llm, num_pieces: usize) -> f64 {
     (losses.iter().sum::<f64>() / losses.len() as f64).exp()
 }
 
+/// For each type of the cache the perplexity of the text, and how many of 1,000 tokens that a cache in single precision
+/// leads to are the likeliest ones with it too.
+#[test]
+fn types_of_the_cache_are_nearly_as_good_as_single_precision() {
+    let Some(gguf) = gguf() else { return };
+    let with =
+        |dtype: KvCacheDType| load(&gguf, LlmOptions { kv_cache_dtype: dtype.into(), ..with_limits(|_| ()) });
+    let exact = with(KvCacheDType::F32);
+    let goldens = expected()["greedy"].as_array().unwrap().clone();
+    let params = SamplingParams { max_tokens: Some(200), ignore_eos: true, ..SamplingParams::greedy() };
+    let sequences: Vec<(usize, Vec<u32>)> = goldens[..5]
+        .iter()
+        .map(|golden| {
+            let mut sequence = ids(&golden["prompt_ids"]);
+            let num_prompt = sequence.len();
+            let stream = exact.engine().submit(Request::new(sequence.clone(), params.clone())).unwrap();
+            sequence.extend(stream.filter_map(|event| match event {
+                Event::Token { token_id, .. } => Some(token_id),
+                _ => None,
+            }));
+            assert_eq!(sequence.len(), num_prompt + 200);
+            (num_prompt, sequence)
+        })
+        .collect();
+    let agreement = |llm: &Llm| {
+        let params = SamplingParams { max_tokens: Some(1), ..SamplingParams::greedy() };
+        let mut num_same = 0;
+        for (num_prompt, sequence) in &sequences {
+            let request = Request::new(sequence.clone(), params.clone());
+            let stream = llm.engine().submit(Request { prompt_logprobs: Some(0), ..request }).unwrap();
+            let ranks: Vec<u32> = stream
+                .filter_map(|event| match event {
+                    Event::PromptLogprobs { logprobs } => Some(logprobs),
+                    _ => None,
+                })
+                .flatten()
+                .map(|found| found.rank)
+                .collect();
+            // The first token of the prompt has none.
+            num_same += ranks[num_prompt - 1..].iter().filter(|rank| **rank == 1).count();
+        }
+        num_same
+    };
+    let measured = KvCacheDType::ALL.map(|dtype| {
+        let llm = with(dtype);
+        (dtype, perplexity(&llm, usize::MAX), agreement(&llm))
+    });
+    let of = |wanted: KvCacheDType| measured.iter().find(|(dtype, ..)| *dtype == wanted).unwrap();
+    let (_, half, _) = *of(KvCacheDType::F16);
+    for (dtype, perplexity, num_same) in measured {
+        println!("{dtype}: perplexity {perplexity:.4}, {num_same} of 1000 tokens");
+        let (tolerance, least) = match dtype {
+            KvCacheDType::F32 | KvCacheDType::F16 => (2e-4, 998),
+            KvCacheDType::Bf16 => (2e-3, 985),
+            KvCacheDType::Q8_0 => (1e-3, 990),
+        };
+        let difference = perplexity / half - 1.0;
+        assert!(difference.abs() < tolerance, "{dtype}: {measured:?}");
+        assert!(num_same >= least, "{dtype}: {measured:?}");
+    }
+}
+
 /// That of the forward pass, over the same pieces.
 fn expected_perplexity(num_pieces: usize) -> f64 {
     let losses = expected()["perplexity"]["losses"].clone();

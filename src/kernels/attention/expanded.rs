@@ -12,7 +12,8 @@ use std::sync::Mutex;
 
 use half::{bf16, f16};
 
-use super::kernel::{Run, SCORE_STRIDE, ScoreTile, ValueTile, weigh};
+use super::kernel::{Run, SCORE_STRIDE, ScoreTile, weigh};
+use super::value_tile::ValueTile;
 use super::{SPLIT, with_free};
 use crate::AlignedFloats;
 use crate::AttentionMetadata;
