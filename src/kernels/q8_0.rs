@@ -167,7 +167,7 @@ mod tests {
             let row = |index: usize, pool: usize| -> Vec<f32> {
                 // The largest of each group makes the scale a power of two.
                 let value = |d: usize| {
-                    if d % GROUP == 0 { 127 } else { (index * 7 + d * 5 + pool) as i32 % 255 - 127 }
+                    if d.is_multiple_of(GROUP) { 127 } else { (index * 7 + d * 5 + pool) as i32 % 255 - 127 }
                 };
                 (0..head_dim)
                     .map(|d| value(d) as f32 * [0.5, 2.0][pool] * (1 << (index % 4)) as f32)

@@ -66,17 +66,19 @@ fn perplexity(llm: &Llm, num_pieces: usize) -> f64 {
     (losses.iter().sum::<f64>() / losses.len() as f64).exp()
 }
 
-/// For each type of the cache the perplexity of the text, and how many of 1,000 tokens that a cache in single precision
-/// leads to are the likeliest ones with it too.
+/// For each type of the cache the perplexity of a part of the text, and how many of 400 tokens that a cache in single
+/// precision leads to are the likeliest ones with it too. The weights are in single precision, so that nothing else rounds.
 #[test]
 fn types_of_the_cache_are_nearly_as_good_as_single_precision() {
     let Some(gguf) = gguf() else { return };
-    let with =
-        |dtype: KvCacheDType| load(&gguf, LlmOptions { kv_cache_dtype: dtype.into(), ..with_limits(|_| ()) });
+    let folder = f32_folder(&gguf);
+    let with = |dtype: KvCacheDType| {
+        load(&folder, LlmOptions { kv_cache_dtype: dtype.into(), ..with_limits(|_| ()) })
+    };
     let exact = with(KvCacheDType::F32);
     let goldens = expected()["greedy"].as_array().unwrap().clone();
     let params = SamplingParams { max_tokens: Some(200), ignore_eos: true, ..SamplingParams::greedy() };
-    let sequences: Vec<(usize, Vec<u32>)> = goldens[..5]
+    let sequences: Vec<(usize, Vec<u32>)> = goldens[..2]
         .iter()
         .map(|golden| {
             let mut sequence = ids(&golden["prompt_ids"]);
@@ -111,16 +113,16 @@ fn types_of_the_cache_are_nearly_as_good_as_single_precision() {
     };
     let measured = KvCacheDType::ALL.map(|dtype| {
         let llm = with(dtype);
-        (dtype, perplexity(&llm, usize::MAX), agreement(&llm))
+        (dtype, perplexity(&llm, 4), agreement(&llm))
     });
     let of = |wanted: KvCacheDType| measured.iter().find(|(dtype, ..)| *dtype == wanted).unwrap();
     let (_, half, _) = *of(KvCacheDType::F16);
     for (dtype, perplexity, num_same) in measured {
-        println!("{dtype}: perplexity {perplexity:.4}, {num_same} of 1000 tokens");
+        println!("{dtype}: perplexity {perplexity:.4}, {num_same} of 400 tokens");
         let (tolerance, least) = match dtype {
-            KvCacheDType::F32 | KvCacheDType::F16 => (2e-4, 998),
-            KvCacheDType::Bf16 => (2e-3, 985),
-            KvCacheDType::Q8_0 => (1e-3, 990),
+            KvCacheDType::F32 | KvCacheDType::F16 => (2e-4, 398),
+            KvCacheDType::Bf16 => (3e-3, 390),
+            KvCacheDType::Q8_0 => (1e-3, 390),
         };
         let difference = perplexity / half - 1.0;
         assert!(difference.abs() < tolerance, "{dtype}: {measured:?}");

@@ -286,7 +286,7 @@ impl PieceFormat for Q8_0 {
         }
         // Weights are at most one, but for scores that are no numbers.
         for (row, sum) in sums[..num_rows].iter().enumerate() {
-            if !(*sum <= MAX_SUM) {
+            if sum.is_nan() || *sum > MAX_SUM {
                 values[row * width..][..width].fill(f32::NAN);
             }
         }
