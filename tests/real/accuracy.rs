@@ -66,7 +66,7 @@ fn perplexity(llm: &Llm, num_pieces: usize) -> f64 {
     (losses.iter().sum::<f64>() / losses.len() as f64).exp()
 }
 
-/// For each type of the cache the perplexity of a part of the text, and how many of 200 tokens that a cache in single
+/// For each type of the cache the perplexity of a part of the text, and how many of 400 tokens that a cache in single
 /// precision leads to are the likeliest ones with it too. The weights are in single precision, so that nothing else rounds.
 #[test]
 fn types_of_the_cache_are_nearly_as_good_as_single_precision() {
@@ -78,7 +78,7 @@ fn types_of_the_cache_are_nearly_as_good_as_single_precision() {
     let exact = with(KvCacheDType::F32);
     let goldens = expected()["greedy"].as_array().unwrap().clone();
     let params = SamplingParams { max_tokens: Some(200), ignore_eos: true, ..SamplingParams::greedy() };
-    let sequences: Vec<(usize, Vec<u32>)> = goldens[..1]
+    let sequences: Vec<(usize, Vec<u32>)> = goldens[..2]
         .iter()
         .map(|golden| {
             let mut sequence = ids(&golden["prompt_ids"]);
@@ -113,16 +113,16 @@ fn types_of_the_cache_are_nearly_as_good_as_single_precision() {
     };
     let measured = KvCacheDType::ALL.map(|dtype| {
         let llm = with(dtype);
-        (dtype, perplexity(&llm, 2), agreement(&llm))
+        (dtype, perplexity(&llm, 4), agreement(&llm))
     });
     let of = |wanted: KvCacheDType| measured.iter().find(|(dtype, ..)| *dtype == wanted).unwrap();
     let (_, half, _) = *of(KvCacheDType::F16);
     for (dtype, perplexity, num_same) in measured {
-        println!("{dtype}: perplexity {perplexity:.4}, {num_same} of 200 tokens");
+        println!("{dtype}: perplexity {perplexity:.4}, {num_same} of 400 tokens");
         let (tolerance, least) = match dtype {
-            KvCacheDType::F32 | KvCacheDType::F16 => (2e-4, 199),
-            KvCacheDType::Bf16 => (3e-3, 195),
-            KvCacheDType::Q8_0 => (1e-3, 195),
+            KvCacheDType::F32 | KvCacheDType::F16 => (5e-4, 396),
+            KvCacheDType::Bf16 => (3e-3, 385),
+            KvCacheDType::Q8_0 => (2e-3, 385),
         };
         let difference = perplexity / half - 1.0;
         assert!(difference.abs() < tolerance, "{dtype}: {measured:?}");
