@@ -228,6 +228,12 @@ pub struct QueryGrowth {
 }
 
 impl QueryGrowth {
+    /// Growth with every `period` positions; none if it is none.
+    #[must_use]
+    pub fn new(beta: f64, period: usize) -> Option<Self> {
+        (beta != 0.0 && period > 0).then_some(Self { beta, period })
+    }
+
     /// What the queries of a position are multiplied by.
     #[must_use]
     pub fn factor(self, position: usize) -> f64 {

@@ -1,6 +1,5 @@
 //! The model's keys in a GGUF header.
 
-use super::hf_rope::query_growth;
 use super::multipliers::{self, Multipliers};
 use super::{
     ExpertsConfig, LatentAttentionConfig, LayerAttention, MAX_LAYERS, ModelConfig, QueryGrowth, RopeConfig,
@@ -350,7 +349,7 @@ fn growth(
         return Ok(None);
     };
     let period = keys.usize("rope.scaling.original_context_length")?.unwrap_or(max_position_embeddings);
-    Ok(query_growth(beta, period))
+    Ok(QueryGrowth::new(beta, period))
 }
 
 fn long_rope(

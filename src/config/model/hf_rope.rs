@@ -132,8 +132,8 @@ pub(super) fn rope(
     let original_context = original_context.or(own_yarn.map(|(_, context)| context));
     let context = original_context.unwrap_or(max_position_embeddings);
     let query_growth = match parameters.f64("llama_4_scaling_beta")? {
-        Some(beta) if architecture.queries_grow => query_growth(beta, context),
-        None if architecture.queries_grow && own_yarn.is_some() => query_growth(0.1, context),
+        Some(beta) if architecture.queries_grow => QueryGrowth::new(beta, context),
+        None if architecture.queries_grow && own_yarn.is_some() => QueryGrowth::new(0.1, context),
         _ => None,
     };
     let scaling = match kind {
@@ -191,11 +191,6 @@ pub(super) fn rope(
     };
     let style = style(file, architecture, notices)?;
     Ok((RopeConfig { theta, dim, style, scaling, query_growth }, window))
-}
-
-/// Queries that grow with every so many positions, if they do.
-pub(super) fn query_growth(beta: f64, period: usize) -> Option<QueryGrowth> {
-    (beta != 0.0 && period > 0).then_some(QueryGrowth { beta, period })
 }
 
 /// Which values make a pair. Some classes have a switch for it.

@@ -17,7 +17,6 @@ pub(super) type PanelOutput = [[f32; TILE_ROWS]; super::activations::MAX_PANEL];
 
 /// Bytes between what is read and what is fetched into the second-level cache: a page ahead, where the
 /// machine's own prefetcher stops.
-#[cfg(target_arch = "x86_64")]
 const PREFETCH_DISTANCE: usize = 4096;
 
 /// Sixteen weight rows and a panel of input rows.
