@@ -11,13 +11,17 @@
 #include "matrices.h"
 #include "prefill.h"
 
-// Keys and values wait in half precision if they are so in the cache, queries likewise.
+// Keys and values wait in half precision if they are so in the cache, or less exact; queries likewise.
 template <typename KV>
 struct Staged {
     typedef float type;
 };
 template <>
 struct Staged<half> {
+    typedef half type;
+};
+template <>
+struct Staged<Code> {
     typedef half type;
 };
 
@@ -37,6 +41,13 @@ inline void put(Eight<bfloat> values, threadgroup float* target) {
     ((threadgroup float4*)target)[1] = float4(wide[4], wide[5], wide[6], wide[7]);
 }
 
+inline void put(Eight<Code> values, threadgroup half* target) {
+    float wide[8];
+    unpack(values, wide);
+    ((threadgroup half4*)target)[0] = half4(half(wide[0]), half(wide[1]), half(wide[2]), half(wide[3]));
+    ((threadgroup half4*)target)[1] = half4(half(wide[4]), half(wide[5]), half(wide[6]), half(wide[7]));
+}
+
 // Values from one row of threadgroup memory to the next: more than it has, so that the rows of a matrix lie in
 // different banks.
 template <int MAX_DIM>
@@ -47,6 +58,7 @@ constexpr int stride() {
 // Copies rows of `dim` values to threadgroup memory, eight values at a time, as if they had MAX_DIM values.
 template <typename KV, typename T, int MAX_DIM, int KEYS, int NUM_THREADS>
 inline void stage(
+    constant Pages& pages,
     device const KV* cache,
     threadgroup const uint* cache_rows,
     threadgroup T* target,
@@ -61,8 +73,8 @@ inline void stage(
         const uint i = thread_index + turn * NUM_THREADS;
         const uint column = i % EIGHTHS * 8;
         if (column < dim) {
-            const ulong start = ulong(cache_rows[i / EIGHTHS]) * dim;
-            put(*(device const Eight<KV>*)(cache + start + column), target + i / EIGHTHS * stride<MAX_DIM>() + column);
+            const Eight<KV> eight = eight_of(pages, cache, cache_rows[i / EIGHTHS], dim, column);
+            put(eight, target + i / EIGHTHS * stride<MAX_DIM>() + column);
         }
     }
 }
@@ -153,7 +165,7 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint first_key = begin; first_key < end; first_key += KEYS) {
-        stage<KV, T, MAX_DIM, KEYS, NUM_THREADS>(k_cache, cache_rows, staged, HEAD_DIM, thread_index);
+        stage<KV, T, MAX_DIM, KEYS, NUM_THREADS>(a.pages, k_cache, cache_rows, staged, HEAD_DIM, thread_index);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         simdgroup_float8x8 products[KEYS / 8];
 #pragma clang loop unroll(full)
@@ -197,7 +209,7 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
         sum = sum * factor + sum_of_row(tile_sum);
 
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        stage<KV, T, MAX_DIM, KEYS, NUM_THREADS>(v_cache, cache_rows, staged, VALUE_DIM, thread_index);
+        stage<KV, T, MAX_DIM, KEYS, NUM_THREADS>(a.pages, v_cache, cache_rows, staged, VALUE_DIM, thread_index);
         threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma clang loop unroll(full)
         for (int piece = 0; piece < MAX_PIECES; ++piece) {
@@ -253,6 +265,11 @@ FLASH(f16, half, 128, 16, 4)
 FLASH(f16, half, 128, 32, 4)
 FLASH(f16, half, 192, 16, 4)
 FLASH(f16, half, 256, 8, 4)
+FLASH(q8_0, Code, 64, 32, 4)
+FLASH(q8_0, Code, 128, 16, 4)
+FLASH(q8_0, Code, 128, 32, 4)
+FLASH(q8_0, Code, 192, 16, 4)
+FLASH(q8_0, Code, 256, 8, 4)
 FLASH(bf16, bfloat, 64, 32, 4)
 FLASH(bf16, bfloat, 128, 16, 4)
 FLASH(bf16, bfloat, 192, 8, 2)

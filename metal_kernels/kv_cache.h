@@ -1,8 +1,19 @@
-// Reading the paged cache: `[block][kv_head][slot][head_dim]` for keys and for values.
+// The paged cache: `[block][kv_head][slot][head_dim]` for keys and for values. This is the one place that knows how a type
+// stores a row; of q8_0, scales are behind the rows of the whole pool.
 
 #include "threads.h"
 
 // Loops that index an array in registers are unrolled: elsewhere a compiler may put the array in memory.
+
+// A value of q8_0 in memory: its code, with ZERO_CODE added.
+struct Code {
+    uchar bits;
+};
+constant constexpr uint ZERO_CODE = 128;
+constant constexpr float LARGEST_CODE = 127.0f;
+// Values of a row that share a scale: a simdgroup has them side by side.
+constant constexpr uint GROUP = 32;
+static_assert(GROUP == LANES, "a lane for each value of a group");
 
 // Eight neighbouring values, as they lie in memory.
 template <typename KV>
@@ -13,6 +24,11 @@ template <>
 struct Eight<float> {
     float4 low;
     float4 high;
+};
+template <>
+struct Eight<Code> {
+    uint2 codes;
+    half scale;
 };
 
 inline void unpack(Eight<half> packed, thread float (&values)[8]) {
@@ -40,11 +56,21 @@ inline void unpack(Eight<float> packed, thread float (&values)[8]) {
     }
 }
 
+inline void unpack(Eight<Code> packed, thread float (&values)[8]) {
+    const float scale = float(packed.scale);
+#pragma clang loop unroll(full)
+    for (int i = 0; i < 8; ++i) {
+        values[i] = (float(packed.codes[i / 4] >> (8 * (i % 4)) & 0xFF) - float(ZERO_CODE)) * scale;
+    }
+}
+
 // Where the tokens of a sequence are.
 struct Pages {
     uint num_kv_heads;
     uint block_size;
     uint head_dim;
+    uint block_rows;  // from one block to the next
+    uint scales;      // where scales begin in a pool, in units of 16 bytes, if there are scales
 };
 
 // A token that is computed, and what it attends to.
@@ -57,7 +83,93 @@ struct DecodeRow {
 // The row of the token at `position`, in rows of `head_dim` values.
 inline uint row_of(constant Pages& pages, device const uint* block_table, uint kv_head, uint position) {
     const uint block = block_table[position / pages.block_size];
-    return (block * pages.num_kv_heads + kv_head) * pages.block_size + position % pages.block_size;
+    return block * pages.block_rows + kv_head * pages.block_size + position % pages.block_size;
+}
+
+// The row of a slot, which are counted through all blocks.
+inline uint row_of_slot(constant Pages& pages, uint kv_head, uint slot) {
+    return slot / pages.block_size * pages.block_rows + kv_head * pages.block_size + slot % pages.block_size;
+}
+
+// The scales of a row of `dim` values: an even number, so that two are a word.
+inline device half* scales_of_row(constant Pages& pages, device Code* pool, uint row, uint dim) {
+    return (device half*)(pool + 16ul * pages.scales) + ulong(row) * ((dim + 2 * GROUP - 1) / (2 * GROUP) * 2);
+}
+inline device const half* scales_of_row(constant Pages& pages, device const Code* pool, uint row, uint dim) {
+    return (device const half*)(pool + 16ul * pages.scales) + ulong(row) * ((dim + 2 * GROUP - 1) / (2 * GROUP) * 2);
+}
+
+// Values `value` to `value + 7` of a row of `dim` values.
+template <typename KV>
+inline Eight<KV> eight_of(constant Pages&, device const KV* pool, uint row, uint dim, uint value) {
+    return *(device const Eight<KV>*)(pool + ulong(row) * dim + value);
+}
+inline Eight<Code> eight_of(constant Pages& pages, device const Code* pool, uint row, uint dim, uint value) {
+    Eight<Code> eight;
+    eight.codes = *(device const uint2*)(pool + ulong(row) * dim + value);
+    eight.scale = scales_of_row(pages, pool, row, dim)[value / GROUP];
+    return eight;
+}
+
+// One value of a row.
+template <typename KV>
+inline float value_of(constant Pages&, device const KV* pool, uint row, uint dim, uint value) {
+    return float(pool[ulong(row) * dim + value]);
+}
+inline float value_of(constant Pages& pages, device const Code* pool, uint row, uint dim, uint value) {
+    const float code = float(pool[ulong(row) * dim + value].bits) - float(ZERO_CODE);
+    return code * float(scales_of_row(pages, pool, row, dim)[value / GROUP]);
+}
+
+// The scale of a group whose largest magnitude has these bits: the smallest half of which 127 reach it. If there is none, or a
+// value is no number, the scale is no number. Compared as bits, since fast math knows no such thing.
+inline half scale_of(uint largest) {
+    constexpr uint LARGEST = 0x4AFDE040u;  // 127 times the largest half
+    if (largest > LARGEST) {
+        return as_type<half>(ushort(0x7E00));
+    }
+    const float magnitude = as_type<float>(largest);
+    ushort bits = as_type<ushort>(half(magnitude * (1.0f / LARGEST_CODE)));
+    // Such a product of a half is exact, and the nearest half is beside the one that is looked for.
+    if (float(as_type<half>(bits)) * LARGEST_CODE < magnitude) {
+        bits += 1;
+    } else if (bits > 0 && float(as_type<half>(ushort(bits - 1))) * LARGEST_CODE >= magnitude) {
+        bits -= 1;
+    }
+    return as_type<half>(bits);
+}
+
+// A value as a code of its group, of which each lane has one value.
+struct Coded {
+    uchar code;
+    half scale;
+};
+inline Coded coded(float value) {
+    Coded result;
+    result.scale = scale_of(simd_max(as_type<uint>(value) & 0x7FFFFFFFu));
+    const bool has_codes = (as_type<ushort>(result.scale) & 0x7FFFu) - 1u < 0x7BFFu;
+    const float code = has_codes ? rint(value / float(result.scale)) : 0.0f;
+    result.code = uchar(int(code) + int(ZERO_CODE));
+    return result;
+}
+
+// Puts the values from `first` on of a row of `dim` values into the cache: as many as a simdgroup has lanes, one from each.
+template <typename KV>
+inline void put_group(constant Pages&, device KV* pool, uint row, uint dim, uint first, uint lane, float value) {
+    if (first + lane < dim) {
+        pool[ulong(row) * dim + first + lane] = KV(value);
+    }
+}
+inline void put_group(
+    constant Pages& pages, device Code* pool, uint row, uint dim, uint first, uint lane, float value
+) {
+    const Coded own = coded(first + lane < dim ? value : 0.0f);
+    if (first + lane < dim) {
+        pool[ulong(row) * dim + first + lane].bits = own.code;
+    }
+    if (lane == 0) {
+        scales_of_row(pages, pool, row, dim)[first / GROUP] = own.scale;
+    }
 }
 
 // Lower than any score, and finite, because kernels are compiled with fast math.

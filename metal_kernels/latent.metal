@@ -1,9 +1,10 @@
 // Between the projections of latent attention and attention: the row of each token on its way into the cache, and the
 // rotated ends of queries; and rows on their way out of it, where keys and values are made of them.
 
-#include "threads.h"
+#include "kv_cache.h"
 
 struct LatentKvWriteArgs {
+    Pages pages;      // of rows of the latent one and the key
     uint num_heads;
     uint query_width;   // values from one token's queries to the next
     uint query_stride;  // values from one head to the next
@@ -18,6 +19,17 @@ constant bool IS_INTERLEAVED [[function_constant(0)]];  // pairs are neighbours;
 // Values of a row that a lane has under way.
 constant constexpr int TOGETHER = 8;
 
+// A value of a head's end that is rotated.
+inline float rotated_value(device const float* source, device const float* cosines, uint num_pairs, uint index) {
+    const bool is_second = IS_INTERLEAVED ? index % 2 != 0 : index >= num_pairs;
+    const uint pair = IS_INTERLEAVED ? index / 2 : is_second ? index - num_pairs : index;
+    const float x = source[IS_INTERLEAVED ? 2 * pair : pair];
+    const float y = source[IS_INTERLEAVED ? 2 * pair + 1 : pair + num_pairs];
+    const float cosine = cosines[pair];
+    const float sine = cosines[num_pairs + pair];
+    return is_second ? fma(x, sine, y * cosine) : fma(x, cosine, -y * sine);
+}
+
 // One simdgroup for each query head of each token, and one for the row `[norm(latent), rotated key]`; some of them in a
 // threadgroup.
 template <typename KV>
@@ -29,7 +41,7 @@ template <typename KV>
     device const uint* slots [[buffer(4)]],      // [token]
     device const float* norm [[buffer(5)]],      // [rank]
     device const float* table [[buffer(6)]],     // [position, cosines and sines, pair]
-    device KV* cache [[buffer(7)]],              // [slot, rank + 2 · pairs]
+    device KV* cache [[buffer(7)]],              // rows of rank + 2 · pairs
     device float* out [[buffer(8)]],             // [token, head, rank + 2 · pairs]
     uint2 index [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
@@ -41,35 +53,19 @@ template <typename KV>
     if (head > a.num_heads) {
         return;
     }
-    const bool is_query = head < a.num_heads;
     const uint num_rotated = 2 * a.num_pairs;
     const uint row_dim = a.rank + num_rotated;
-    device const float* latent = kv + token * a.kv_width + a.kv_width - row_dim;
-    device const float* source =
-        is_query ? queries + token * a.query_width + (head + 1) * a.query_stride - num_rotated : latent + a.rank;
-    device float* target = out + (token * a.num_heads + head) * row_dim + a.rank;
-    device KV* row = cache + ulong(slots[token]) * row_dim;
     device const float* cosines = table + ulong(positions[token]) * (num_rotated + 1);
-    device const float* sines = cosines + a.num_pairs;
-    for (uint pair = lane; pair < a.num_pairs; pair += LANES) {
-        const uint first = IS_INTERLEAVED ? 2 * pair : pair;
-        const uint second = IS_INTERLEAVED ? 2 * pair + 1 : pair + a.num_pairs;
-        const float x = source[first];
-        const float y = source[second];
-        const float rotated_x = x * cosines[pair] - y * sines[pair];
-        const float rotated_y = x * sines[pair] + y * cosines[pair];
-        if (is_query) {
-            target[first] = rotated_x;
-            target[second] = rotated_y;
-        } else {
-            row[a.rank + first] = KV(rotated_x);
-            row[a.rank + second] = KV(rotated_y);
+    if (head < a.num_heads) {
+        device const float* source = queries + token * a.query_width + (head + 1) * a.query_stride - num_rotated;
+        device float* target = out + (token * a.num_heads + head) * row_dim + a.rank;
+        for (uint i = lane; i < num_rotated; i += LANES) {
+            target[i] = rotated_value(source, cosines, a.num_pairs, i);
         }
-    }
-    if (is_query) {
         return;
     }
     // There is one simdgroup for a row: what it reads is under way together.
+    device const float* latent = kv + token * a.kv_width + a.kv_width - row_dim;
     float squares = 0.0f;
     for (uint first = lane; first < a.rank; first += TOGETHER * LANES) {
         float values[TOGETHER];
@@ -83,19 +79,26 @@ template <typename KV>
         }
     }
     const float factor = rsqrt(simd_sum(squares) / float(a.rank) + a.eps);
-    for (uint first = lane; first < a.rank; first += TOGETHER * LANES) {
+    const uint row = row_of_slot(a.pages, 0, slots[token]);
+    for (uint first = 0; first < row_dim; first += TOGETHER * LANES) {
         float values[TOGETHER];
         float weights[TOGETHER];
 #pragma clang loop unroll(full)
         for (int i = 0; i < TOGETHER; ++i) {
-            const uint existing = min(first + i * LANES, a.rank - 1);
+            const uint value = first + i * LANES + lane;
+            const uint existing = min(value, a.rank - 1);
             values[i] = latent[existing];
-            weights[i] = norm[existing];
+            weights[i] = norm[existing] * factor;
+            if (value >= a.rank) {
+                const uint of_key = min(value, row_dim - 1) - a.rank;
+                values[i] = rotated_value(latent + a.rank, cosines, a.num_pairs, of_key);
+                weights[i] = 1.0f;
+            }
         }
 #pragma clang loop unroll(full)
         for (int i = 0; i < TOGETHER; ++i) {
-            if (first + i * LANES < a.rank) {
-                row[first + i * LANES] = KV(values[i] * factor * weights[i]);
+            if (first + i * LANES < row_dim) {
+                put_group(a.pages, cache, row, row_dim, first + i * LANES, lane, values[i] * weights[i]);
             }
         }
     }
@@ -104,10 +107,10 @@ template <typename KV>
 INSTANCE(latent_kv_write_f16, latent_kv_write, half)
 INSTANCE(latent_kv_write_bf16, latent_kv_write, bfloat)
 INSTANCE(latent_kv_write_f32, latent_kv_write, float)
+INSTANCE(latent_kv_write_q8_0, latent_kv_write, Code)
 
 struct LatentReadArgs {
-    uint block_size;
-    uint row_dim;    // values of a row of the cache, of which the last ones are rotated
+    Pages pages;     // of rows, of which the last values are rotated
     uint rank;
     uint num_heads;
     uint head_dim;   // values of a key, which ends with the rotated ones
@@ -121,7 +124,7 @@ struct LatentReadArgs {
 template <typename KV, typename T>
 [[kernel]] void latent_read(
     constant LatentReadArgs& a [[buffer(0)]],
-    device const KV* cache [[buffer(1)]],  // [slot, row_dim]
+    device const KV* cache [[buffer(1)]],
     device const uint* block_table [[buffer(2)]],
     device float* latent [[buffer(3)]],  // [position, rank]
     device T* keys [[buffer(4)]],        // [head, position, head_dim]
@@ -129,14 +132,14 @@ template <typename KV, typename T>
     uint lane [[thread_index_in_simdgroup]]
 ) {
     const uint position = min(a.begin + index, a.end - 1);
-    const uint slot = block_table[position / a.block_size] * a.block_size + position % a.block_size;
-    device const KV* row = cache + ulong(slot) * a.row_dim;
+    const uint row = row_of(a.pages, block_table, 0, position);
+    const uint row_dim = a.pages.head_dim;
     for (uint i = lane; i < a.rank; i += LANES) {
-        latent[index * a.rank + i] = float(row[i]);
+        latent[index * a.rank + i] = value_of(a.pages, cache, row, row_dim, i);
     }
-    const uint num_rotated = a.row_dim - a.rank;
+    const uint num_rotated = row_dim - a.rank;
     for (uint i = lane; i < num_rotated; i += LANES) {
-        const T value = T(row[a.rank + i]);
+        const T value = T(value_of(a.pages, cache, row, row_dim, a.rank + i));
         for (uint head = 0; head < a.num_heads; ++head) {
             keys[(head * a.capacity + index + 1) * a.head_dim - num_rotated + i] = value;
         }
@@ -146,3 +149,4 @@ template <typename KV, typename T>
 INSTANCE(latent_read_f16, latent_read, half, half)
 INSTANCE(latent_read_bf16, latent_read, bfloat, float)
 INSTANCE(latent_read_f32, latent_read, float, float)
+INSTANCE(latent_read_q8_0, latent_read, Code, half)

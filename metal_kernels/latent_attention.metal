@@ -37,7 +37,7 @@ constant constexpr int VALUE_PIECES = SLAB / 8;
 constant constexpr int STRIDE = KEYS + 8;
 constant constexpr int PART_STRIDE = KEYS + 4;
 
-// Queries and weights are in half precision if the cache is. Then registers have room for all rows of a turn until they
+// Queries and weights are in half precision if the cache is, or less exact. Then registers have room for all rows of a turn until they
 // are weighed; others come eight at a time, and once more from the caches of the device.
 template <typename KV>
 struct Staged {
@@ -49,6 +49,19 @@ struct Staged<half> {
     typedef half type;
     static constexpr constant int ROWS = KEYS;
 };
+
+template <>
+struct Staged<Code> {
+    typedef half type;
+    static constexpr constant int ROWS = KEYS;
+};
+
+inline vec<half, 2> pair_of(Eight<Code> values, int pair) {
+    const uint codes = values.codes[pair / 2] >> (16 * (pair % 2));
+    const float2 both = float2(float(codes & 0xFF), float(codes >> 8 & 0xFF)) - float(ZERO_CODE);
+    const float2 wide = both * float(values.scale);
+    return vec<half, 2>(half(wide.x), half(wide.y));
+}
 
 inline vec<half, 2> pair_of(Eight<half> values, int pair) {
     return as_type<half2>(values.bits[pair]);
@@ -72,10 +85,10 @@ struct Rows {
 // Reads the slab that begins at value `begin` of some rows: those that lanes from `first` on know.
 template <typename KV, int EIGHTS>
 inline void fetch(
+    constant Pages& pages,
     device const KV* cache,
     uint row_of_lane,
     int first,
-    uint row_dim,
     uint begin,
     Cell cell,
     thread Rows<KV> (&rows)[EIGHTS]
@@ -83,12 +96,11 @@ inline void fetch(
 #pragma clang loop unroll(full)
     for (int eight = 0; eight < EIGHTS; ++eight) {
         const uint row = simd_shuffle(row_of_lane, ushort(first + 8 * eight + cell.row));
-        device const KV* values = cache + ulong(row) * row_dim;
 #pragma clang loop unroll(full)
         for (int i = 0; i < READS; ++i) {
             // Past the end of a row there are its last values, which zeros in the queries leave out.
-            const uint value = min(begin + (PAIRS * i + cell.column / 2) * 8, row_dim - 8);
-            rows[eight].values[i] = *(device const Eight<KV>*)(values + value);
+            const uint value = min(begin + (PAIRS * i + cell.column / 2) * 8, pages.head_dim - 8);
+            rows[eight].values[i] = eight_of(pages, cache, row, pages.head_dim, value);
         }
     }
 }
@@ -171,13 +183,13 @@ template <typename KV>
         const uint own_row = next_row;
         Rows<KV> fetched[EIGHTS];
         if (ROWS == KEYS) {
-            fetch<KV>(cache, own_row, 0, row_dim, slab, cell, fetched);
+            fetch<KV>(a.pages, cache, own_row, 0, slab, cell, fetched);
         }
         next_row = row_of(a.pages, block_table, 0, min(first + KEYS + lane, end - 1));
 #pragma clang loop unroll(disable)
         for (int key = 0; key < KEYS; key += ROWS) {
             if (ROWS < KEYS) {
-                fetch<KV>(cache, own_row, key, row_dim, slab, cell, fetched);
+                fetch<KV>(a.pages, cache, own_row, key, slab, cell, fetched);
             }
 #pragma clang loop unroll(full)
             for (int eight = 0; eight < EIGHTS; ++eight) {
@@ -219,7 +231,7 @@ template <typename KV>
 #pragma clang loop unroll(disable)
         for (int key = 0; key < KEYS; key += ROWS) {
             if (ROWS < KEYS) {
-                fetch<KV>(cache, own_row, key, row_dim, slab, cell, fetched);
+                fetch<KV>(a.pages, cache, own_row, key, slab, cell, fetched);
             }
             const float factor = key == 0 ? factors[cell.row] : 1.0f;
 #pragma clang loop unroll(full)
@@ -264,3 +276,4 @@ template <typename KV>
 INSTANCE(latent_attention_f16, latent_attention, half)
 INSTANCE(latent_attention_bf16, latent_attention, bfloat)
 INSTANCE(latent_attention_f32, latent_attention, float)
+INSTANCE(latent_attention_q8_0, latent_attention, Code)

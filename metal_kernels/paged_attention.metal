@@ -52,14 +52,19 @@ inline uint row_of_lane(
 // Reads eight values of BATCH rows. `row` is what `row_of_lane` gave, `first` the place of the first row in the tile.
 template <typename KV, int LANES_PER_KEY>
 inline void read_batch(
-    device const KV* cache, uint head_dim, uint row, uint first, uint value, uint lane, thread Eight<KV> (&batch)[BATCH]
+    constant Pages& pages,
+    device const KV* cache,
+    uint row,
+    uint first,
+    uint value,
+    uint lane,
+    thread Eight<KV> (&batch)[BATCH]
 ) {
     constexpr int KEYS_AT_ONCE = LANES / LANES_PER_KEY;
 #pragma clang loop unroll(full)
     for (int i = 0; i < BATCH; ++i) {
         const uint key = (first + i * KEYS_AT_ONCE + lane / LANES_PER_KEY) % TILE;
-        const ulong key_row = simd_shuffle(row, ushort(key));
-        batch[i] = *(device const Eight<KV>*)(cache + key_row * head_dim + value);
+        batch[i] = eight_of(pages, cache, simd_shuffle(row, ushort(key)), pages.head_dim, value);
     }
 }
 
@@ -130,7 +135,7 @@ template <typename KV, int HEADS, int LANES_PER_KEY>
 #pragma clang loop unroll(disable)
         for (uint first = 0; first < TILE; first += BATCH * KEYS_AT_ONCE) {
             Eight<KV> batch[BATCH];
-            read_batch<KV, LANES_PER_KEY>(k_cache, head_dim, row, first, offset, lane, batch);
+            read_batch<KV, LANES_PER_KEY>(a.pages, k_cache, row, first, offset, lane, batch);
 #pragma clang loop unroll(full)
             for (int i = 0; i < BATCH; ++i) {
                 float k[8];
@@ -191,7 +196,7 @@ template <typename KV, int HEADS, int LANES_PER_KEY>
 #pragma clang loop unroll(disable)
         for (uint first = 0; first < TILE; first += BATCH * KEYS_AT_ONCE) {
             Eight<KV> batch[BATCH];
-            read_batch<KV, LANES_PER_KEY>(v_cache, head_dim, row, first, offset, lane, batch);
+            read_batch<KV, LANES_PER_KEY>(a.pages, v_cache, row, first, offset, lane, batch);
 #pragma clang loop unroll(full)
             for (int i = 0; i < BATCH; ++i) {
                 float v[8];
@@ -262,6 +267,7 @@ template <typename KV, int HEADS, int LANES_PER_KEY>
 HEAD_COUNTS(f16, half)
 HEAD_COUNTS(bf16, bfloat)
 HEAD_COUNTS(f32, float)
+HEAD_COUNTS(q8_0, Code)
 
 // Merges the pieces of a sequence: values in their order, sums by lanes. A simdgroup has MERGED · LANES values of a
 // head.

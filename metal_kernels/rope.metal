@@ -1,15 +1,14 @@
 // Between the projections and attention: norms of heads, rotation, and the way into the cache.
 //
-// One simdgroup for each head of each token, those of some heads in a threadgroup. Queries are rotated where they are; keys and values go to their
-// slot of the cache, `[block][kv_head][slot][head_dim]`.
+// One simdgroup for each head of each token, those of some heads in a threadgroup. Queries and keys are rotated where they
+// are; keys and values go from there to their slot of the cache.
 
+#include "kv_cache.h"
 #include "rope.h"
 
 struct RopeArgs {
+    Pages pages;
     uint num_heads;
-    uint num_kv_heads;
-    uint head_dim;
-    uint block_size;
     Rotation rotation;
 };
 
@@ -31,52 +30,52 @@ template <typename KV>
 ) {
     const uint head = index.x * num_groups + group;
     const uint token = index.y;
-    const uint num_all = a.num_heads + 2 * a.num_kv_heads;
+    const uint num_kv_heads = a.pages.num_kv_heads;
+    const uint head_dim = a.pages.head_dim;
+    const uint num_all = a.num_heads + 2 * num_kv_heads;
     if (head >= num_all) {
         return;
     }
-    device float* values = qkv + (token * num_all + head) * a.head_dim;
+    device float* values = qkv + (token * num_all + head) * head_dim;
     const bool is_query = head < a.num_heads;
-    const bool is_value = head >= a.num_heads + a.num_kv_heads;
-    const uint kv_head = (head - a.num_heads) % a.num_kv_heads;
-    const uint slot = slots[token];
-    const ulong row = (ulong(slot / a.block_size) * a.num_kv_heads + kv_head) * a.block_size + slot % a.block_size;
-    if (is_value) {
-        for (uint i = lane; i < a.head_dim; i += LANES) {
-            v_cache[row * a.head_dim + i] = KV(values[i]);
+    const bool is_value = head >= a.num_heads + num_kv_heads;
+    if (!is_value) {
+        device const float* norm = is_query ? q_norm : k_norm;
+        const uint num_pairs = head_dim / 2;
+        float factor = 1.0f;
+        if (HAS_NORMS) {
+            float squares = 0.0f;
+            for (uint pair = lane; pair < num_pairs; pair += LANES) {
+                squares = add_squares(pair_at(values, places_of(a.rotation, pair)), squares);
+            }
+            factor = factor_of(a.rotation, squares);
         }
+        device const float* angles = angles_at(a.rotation, table, positions[token]);
+        const float scale = is_query ? query_factor(a.rotation, angles) : 1.0f;
+        for (uint pair = lane; pair < num_pairs; pair += LANES) {
+            const uint2 places = places_of(a.rotation, pair);
+            float2 own = pair_at(values, places);
+            if (HAS_NORMS) {
+                own = normed(own, factor, pair_at(norm, places));
+            }
+            own = rotated(own, turn_of(a.rotation, angles, pair)) * scale;
+            values[places.x] = own.x;
+            values[places.y] = own.y;
+        }
+    }
+    if (is_query) {
         return;
     }
-    device const float* norm = is_query ? q_norm : k_norm;
-    const uint num_pairs = a.head_dim / 2;
-    float factor = 1.0f;
-    if (HAS_NORMS) {
-        float squares = 0.0f;
-        for (uint pair = lane; pair < num_pairs; pair += LANES) {
-            squares = add_squares(pair_at(values, places_of(a.rotation, pair)), squares);
-        }
-        factor = factor_of(a.rotation, squares);
-    }
-    device const float* angles = angles_at(a.rotation, table, positions[token]);
-    const float scale = is_query ? query_factor(a.rotation, angles) : 1.0f;
-    device KV* key = k_cache + row * a.head_dim;
-    for (uint pair = lane; pair < num_pairs; pair += LANES) {
-        const uint2 places = places_of(a.rotation, pair);
-        float2 own = pair_at(values, places);
-        if (HAS_NORMS) {
-            own = normed(own, factor, pair_at(norm, places));
-        }
-        own = rotated(own, turn_of(a.rotation, angles, pair));
-        if (is_query) {
-            values[places.x] = own.x * scale;
-            values[places.y] = own.y * scale;
-        } else {
-            key[places.x] = KV(own.x);
-            key[places.y] = KV(own.y);
-        }
+    // A lane puts into the cache what others have rotated.
+    simdgroup_barrier(mem_flags::mem_device);
+    const uint row = row_of_slot(a.pages, (head - a.num_heads) % num_kv_heads, slots[token]);
+    device KV* cache = is_value ? v_cache : k_cache;
+    for (uint first = 0; first < head_dim; first += LANES) {
+        put_group(a.pages, cache, row, head_dim, first, lane, values[min(first + lane, head_dim - 1)]);
     }
 }
 
 INSTANCE(rope_kv_write_f16, rope_kv_write, half)
 INSTANCE(rope_kv_write_bf16, rope_kv_write, bfloat)
 INSTANCE(rope_kv_write_f32, rope_kv_write, float)
+INSTANCE(rope_kv_write_q8_0, rope_kv_write, Code)

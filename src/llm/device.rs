@@ -4,8 +4,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::config::EngineConfig;
-use crate::ops::KvCacheDType;
-use crate::ops::gpu::{ChipClass, Gpu, check_kv_cache_dtype};
+use crate::ops::gpu::{ChipClass, Gpu};
 use crate::ops::reference::ReferenceBackend;
 use crate::weights::FileType;
 use crate::{Error, ErrorKind, Result};
@@ -121,14 +120,6 @@ impl OpenedDevice {
             Self::Cpu(_) | Self::Gpu(_) => FileType::Kept(file_type.kept_as()),
             // Weights stay in their file.
             Self::Reference(_) => file_type,
-        }
-    }
-
-    /// That it has kernels for a type of the KV cache.
-    pub(super) fn check_kv_cache_dtype(&self, dtype: KvCacheDType) -> Result<()> {
-        match self {
-            Self::Gpu(_) => check_kv_cache_dtype(dtype),
-            Self::Cpu(_) | Self::Reference(_) => Ok(()),
         }
     }
 

@@ -382,7 +382,6 @@ impl OpenedModel {
     /// What the memory plan is made from.
     pub(super) fn demand(&self, options: &LlmOptions, device: &OpenedDevice) -> Result<MemoryDemand> {
         options.limits.check_gpu_memory_utilization()?;
-        device.check_kv_cache_dtype(options.kv_cache_dtype.planned())?;
         let available_bytes = match device {
             OpenedDevice::Cpu(_) => available_memory_bytes(),
             OpenedDevice::Gpu(gpu) if device.has_own_memory() => {

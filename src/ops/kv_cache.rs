@@ -2,17 +2,19 @@
 //!
 //! A block has room for `block_size` tokens of one sequence. Which block belongs to whom is decided
 //! elsewhere; here a block is a number. The layout inside a block serves the attention kernels: for the CPU it is that of
-//! [`cpu::paged_cache`](crate::ops::cpu::paged_cache), for a GPU K and V are both `[kv_head][slot][head_dim]`, without
-//! padding, and for candle a row for each slot. With latent attention there is one key head, whose first values are also
+//! [`cpu::paged_cache`](crate::ops::cpu::paged_cache), for a GPU K and V are both `[kv_head][slot][head_dim]`, and for candle a
+//! row for each slot. With latent attention there is one key head, whose first values are also
 //! the values: there is K alone.
 //!
 //! The memory is zero and takes no room before it is first written.
 
 use std::fmt;
 
+use half::f16;
+
 use crate::config::ModelConfig;
 use crate::ops::context::Context;
-use crate::ops::cpu::paged_cache::{KvCacheDType, KvLayout};
+use crate::ops::cpu::paged_cache::{GROUP, KvCacheDType, KvLayout};
 use crate::ops::device::{Device, Held, LayerPools, on_device, with_held};
 use crate::{Error, ErrorKind, Result};
 
@@ -33,10 +35,7 @@ pub(crate) trait DevicePools: fmt::Debug {
 
 /// What a device implements of the cache.
 pub(crate) trait CacheOps: Device {
-    /// That there are kernels for a type.
-    fn check_dtype(&self, dtype: KvCacheDType) -> Result<()>;
-
-    /// Zeros for the keys and values of a layer. There are kernels for the type, and the product of the sizes is in range.
+    /// Zeros for the keys and values of a layer. The product of the sizes is in range.
     fn pools(&self, layout: KvLayout, num_blocks: usize) -> Result<Self::Pools>;
 }
 
@@ -61,8 +60,7 @@ impl KvCache {
     /// A cache of `num_blocks` blocks of `block_size` tokens for a model.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidRequest`] if a size is 0, [`ErrorKind::Unsupported`] if the device has no kernels for the type,
-    /// [`ErrorKind::Capacity`] if the system does not give the memory.
+    /// [`ErrorKind::InvalidRequest`] if a size is 0, [`ErrorKind::Capacity`] if the system does not give the memory.
     pub fn new(
         context: &Context,
         config: &ModelConfig,
@@ -71,7 +69,6 @@ impl KvCache {
         dtype: KvCacheDType,
     ) -> Result<Self> {
         let layout = layout_of(config, block_size, dtype);
-        Self::check_dtype(context, dtype)?;
         if num_blocks == 0 || block_size == 0 {
             return Err(Error::invalid_request(format!(
                 "a KV cache of {num_blocks} blocks of {block_size} tokens has no room"
@@ -90,20 +87,13 @@ impl KvCache {
         Ok(Self { layout, num_blocks, layers })
     }
 
-    /// That a device has kernels for a type.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Unsupported`] if it has none, with the way out.
-    pub fn check_dtype(context: &Context, dtype: KvCacheDType) -> Result<()> {
-        on_device!(context.backend(), |device| device.check_dtype(dtype))
-    }
-
     /// Bytes that one token takes in all layers of a model, the padding counted in.
     #[must_use]
     pub fn bytes_per_token(config: &ModelConfig, block_size: usize, dtype: KvCacheDType) -> usize {
         let block_size = block_size.max(1);
         let layout = layout_of(config, block_size, dtype);
-        (config.num_layers * layout.block_bytes()).div_ceil(block_size)
+        let in_rows = row_block_bytes(&layout) * if layout.has_values { 2 } else { 1 };
+        (config.num_layers * layout.block_bytes().max(in_rows)).div_ceil(block_size)
     }
 
     /// Blocks of each layer.
@@ -233,9 +223,26 @@ fn layout_of(config: &ModelConfig, block_size: usize, dtype: KvCacheDType) -> Kv
     }
 }
 
-/// Bytes of a block of K or of V in rows of tokens for each head, without padding.
+/// Rows of a block of K or of V in rows of tokens for each head. With scales they are filled up to a multiple of four, so that
+/// values and scales both are whole units of 16 bytes.
+pub(super) fn row_block_rows(layout: &KvLayout) -> usize {
+    let num_rows = layout.num_kv_heads * layout.block_size;
+    if layout.dtype == KvCacheDType::Q8_0 { num_rows.next_multiple_of(4) } else { num_rows }
+}
+
+/// Bytes of the values of such a block and of the scales apart from them, an even number for each row.
+pub(super) fn row_block_parts(layout: &KvLayout) -> [usize; 2] {
+    let KvLayout { dtype, head_dim, .. } = *layout;
+    let row = match dtype {
+        KvCacheDType::Q8_0 => [head_dim, head_dim.div_ceil(2 * GROUP) * 2 * size_of::<f16>()],
+        _ => [dtype.row_bytes(head_dim), 0],
+    };
+    row.map(|bytes| row_block_rows(layout) * bytes)
+}
+
+/// Bytes of such a block.
 pub(super) fn row_block_bytes(layout: &KvLayout) -> usize {
-    layout.num_kv_heads * layout.block_size * layout.dtype.row_bytes(layout.head_dim)
+    row_block_parts(layout).iter().sum()
 }
 
 /// That the system does not give the memory.

@@ -116,16 +116,16 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
     };
     for (form, context) in &context.alternatives() {
         // Tokens behind others, of heads that fill their tiles and of heads that do not.
-        for head_dim in [80, 128] {
+        for (head_dim, dtype) in
+            [(80, KvCacheDType::F16), (128, KvCacheDType::F16), (112, KvCacheDType::Q8_0)]
+        {
             let sequences = vec![[40, 33], [0, 9]];
-            let case = Case { head_dim, num_pairs: head_dim / 2, sequences, ..Case::default() };
+            let case = Case { dtype, head_dim, num_pairs: head_dim / 2, sequences, ..Case::default() };
             run_in(context, &format!(", {form}"), &case);
         }
     }
     let mut run = |case: &Case| run_in(context, "", case);
-    let all_types =
-        || KvCacheDType::ALL.into_iter().filter(|dtype| KvCache::check_dtype(context, *dtype).is_ok());
-    for dtype in all_types() {
+    for dtype in KvCacheDType::ALL {
         run(&Case { dtype, ..Case::default() });
         for head_dim in [16, 24, 64, 128, 256] {
             for heads in [(2, 2), (4, 2), (4, 1)] {
@@ -165,13 +165,18 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
             (KvCacheDType::Bf16, (9, 1), 64, 32, RopeStyle::HalfSplit),
             (KvCacheDType::F16, (8, 1), 256, 128, RopeStyle::HalfSplit),
             (KvCacheDType::Bf16, (2, 2), 176, 44, RopeStyle::Interleaved),
+            (KvCacheDType::Q8_0, (6, 2), 128, 64, RopeStyle::HalfSplit),
+            (KvCacheDType::Q8_0, (7, 1), 80, 20, RopeStyle::Interleaved),
+            (KvCacheDType::Q8_0, (9, 1), 64, 32, RopeStyle::HalfSplit),
+            (KvCacheDType::Q8_0, (8, 1), 256, 128, RopeStyle::HalfSplit),
+            (KvCacheDType::Q8_0, (2, 2), 144, 44, RopeStyle::Interleaved),
         ] {
             let sequences = vec![[16, 1], [0, 1], [30, 1], [15, 1], [540, 1]];
             let case = Case { dtype, heads, head_dim, num_pairs, style, sequences, ..Case::default() };
             run(&Case { has_norms: true, is_filled: true, is_read_again: true, block_size: 24, ..case });
         }
         // What a warp has so far is next to nothing beside its next tile, and the reverse.
-        for dtype in [KvCacheDType::F16, KvCacheDType::Bf16] {
+        for dtype in [KvCacheDType::F16, KvCacheDType::Bf16, KvCacheDType::Q8_0] {
             let sequences = vec![[400, 1], [33, 1]];
             run(&Case { dtype, query_size: 300.0, is_filled: true, sequences, ..Case::default() });
         }
@@ -192,7 +197,7 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
     }
     // What the softmax of some models has besides: of whole contexts and of several pieces, of prompts and of tokens.
     for (has_sinks, soft_cap) in [(true, None), (false, Some(2.0)), (true, Some(30.0))] {
-        for dtype in all_types() {
+        for dtype in KvCacheDType::ALL {
             let sequences = vec![[37, 1], [0, 12], [40, 1]];
             run(&Case { has_sinks, soft_cap, dtype, heads: (6, 2), sequences, ..Case::default() });
         }
@@ -222,6 +227,9 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
         (KvCacheDType::F16, 80, (12, 1), 16, [None, Some(100), Some(528), Some(529)]),
         (KvCacheDType::Bf16, 256, (2, 2), 32, [None, Some(256), Some(514), Some(750)]),
         (KvCacheDType::F16, 176, (16, 1), 48, [None, Some(16), Some(517), Some(700)]),
+        (KvCacheDType::Q8_0, 128, (3, 1), 7, [None, Some(17), Some(513), Some(600)]),
+        (KvCacheDType::Q8_0, 192, (2, 1), 16, [None, Some(256), Some(514), Some(750)]),
+        (KvCacheDType::Q8_0, 16, (16, 8), 16, [None, Some(600), Some(700), Some(767)]),
     ] {
         for window in windows.into_iter().take(num_windows) {
             let sequences = sequences.clone();
@@ -232,7 +240,7 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
     }
     if context.has_tensor_cores() {
         // Ends at and around those of tiles of keys, in tiles of rows that are full and that are not.
-        for dtype in [KvCacheDType::F16, KvCacheDType::Bf16] {
+        for dtype in [KvCacheDType::F16, KvCacheDType::Bf16, KvCacheDType::Q8_0] {
             for (heads, head_dim) in [((8, 1), 64), ((2, 1), 72), ((4, 1), 128), ((2, 2), 192), ((3, 1), 256)]
             {
                 for window in [None, Some(70)] {
@@ -312,6 +320,8 @@ impl Case {
         match self.dtype {
             // Of the exponents, what queries of half precision lack.
             KvCacheDType::F16 | KvCacheDType::Bf16 if self.query_size > 1.0 => 1e-3,
+            // And a code more or less of a key, where the device's quotient falls on the other side of a half.
+            KvCacheDType::Q8_0 if self.query_size > 1.0 => 1e-2,
             KvCacheDType::F16 if context.has_tensor_cores() => 8e-7,
             KvCacheDType::F16 => 2e-7,
             KvCacheDType::Bf16 => 2e-6,

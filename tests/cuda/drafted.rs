@@ -19,7 +19,7 @@ pub(crate) struct Drafted {
 }
 
 impl Drafted {
-    pub(crate) fn open(path: &Path, context: &Arc<Context>) -> Self {
+    pub(crate) fn open(path: &Path, context: &Arc<Context>, dtype: KvCacheDType) -> Self {
         let checkpoint = Checkpoint::open(path).unwrap();
         let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
         let options = LoadOptions {
@@ -32,7 +32,7 @@ impl Drafted {
             block_size: 16,
         };
         let model = models::load(&checkpoint, &config, context, &options, &|_| ()).unwrap();
-        let cache = KvCache::new(context, &config, MAX_LEN / 16, 16, KvCacheDType::F16).unwrap();
+        let cache = KvCache::new(context, &config, MAX_LEN / 16, 16, dtype).unwrap();
         Self { model, cache }
     }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tinyvllm::ErrorKind;
 use tinyvllm::ops::gpu::{CudaGpu, Gpu};
-use tinyvllm::ops::{Context, RowForm};
+use tinyvllm::ops::{Context, KvCacheDType, RowForm};
 use tinyvllm::self_test::{self, Check, Effort, Family};
 
 use super::drafted::Drafted;
@@ -142,9 +142,12 @@ fn drafted_tokens_have_the_bits_of_single_ones() {
     let mut paths: Vec<PathBuf> = names.iter().map(|name| tiny.join(name)).collect();
     paths.extend(env::var_os("TINYVLLM_DRAFTED_MODELS").iter().flat_map(env::split_paths));
     let mut failures = Vec::new();
-    for path in paths {
+    let f16 = paths.into_iter().map(|path| (path, KvCacheDType::F16));
+    let q8_0 = ["llama", "qwen3", "gemma3/gemma3.q8_0.gguf", "gpt_oss", "deepseek_v2_lite"];
+    let q8_0 = q8_0.into_iter().map(|name| (tiny.join(name), KvCacheDType::Q8_0));
+    for (path, dtype) in f16.chain(q8_0) {
         let context = Arc::new(Context::gpu(gpu.clone()));
-        let mut drafted = Drafted::open(&path, &context);
+        let mut drafted = Drafted::open(&path, &context, dtype);
         let lens = [40, 505, 700].map(|len| [1, 3, 8, 32].map(|num_drafted| (len, num_drafted)));
         for (len, num_drafted) in lens.into_iter().flatten() {
             if num_drafted + 1 > context.max_exact_rows() {
@@ -162,7 +165,10 @@ fn drafted_tokens_have_the_bits_of_single_ones() {
             let together = drafted.step(&tokens, len..len + num_drafted + 1, RowForm::Decode);
             let differing: Vec<usize> = (0..=num_drafted).filter(|at| alone[*at] != together[*at]).collect();
             if !differing.is_empty() {
-                failures.push(format!("{}: {num_drafted} after {len}: {differing:?}", path.display()));
+                failures.push(format!(
+                    "{} with {dtype}: {num_drafted} after {len}: {differing:?}",
+                    path.display()
+                ));
             }
         }
     }

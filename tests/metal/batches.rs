@@ -147,6 +147,8 @@ fn a_row_of_attention_has_the_same_bits_in_every_batch() {
             (PLAIN, KvCacheDType::Bf16),
             (LATENT, KvCacheDType::F16),
             (LATENT, KvCacheDType::Bf16),
+            (PLAIN, KvCacheDType::Q8_0),
+            (LATENT, KvCacheDType::Q8_0),
         ] {
             let mut attend = attend(&context, shape, dtype);
             let alone: Vec<f32> = (0..LENS.len()).flat_map(|sequence| attend(&[sequence])).collect();

@@ -6,9 +6,8 @@ use std::time::Duration;
 use tinyvllm::ErrorKind;
 use tinyvllm::hub::{ModelFiles, ResolvedModel};
 use tinyvllm::llm::{Llm, LlmOptions, NoProgress};
+use tinyvllm::ops::MemoryBandwidth;
 use tinyvllm::ops::gpu::ChipClass;
-use tinyvllm::ops::{KvCache, KvCacheDType, MemoryBandwidth};
-use tinyvllm::self_test::one_layer;
 
 use crate::emulator::{Emulator, Variant};
 use crate::recorder::Recorder;
@@ -75,22 +74,4 @@ fn the_bandwidth_of_a_gpu_is_that_of_a_copy_in_its_memory() {
     assert_eq!(measured(Recorder::new(Duration::MAX)), None);
     let copying = MemoryBandwidth { bytes_per_second: 4.3e12, access: "copying" };
     assert_eq!(measured(Recorder::new(Duration::MAX).with_copy_bandwidth(4.3e12)), Some(copying));
-}
-
-#[test]
-fn a_type_of_the_cache_without_kernels_is_refused_before_weights_are_read() {
-    let Some(gpu) = Emulator::new(Variant::Fast) else { return };
-    let kv_cache_dtype = KvCacheDType::Q8_0.into();
-    let options = LlmOptions { gpu: Some(Arc::new(gpu)), kv_cache_dtype, ..LlmOptions::default() };
-    let config = one_layer(1, 1, 16);
-    let context = options.open_context(options.open_device().unwrap()).unwrap();
-    for error in [
-        Llm::inspect(&demo(), &options).map(drop).unwrap_err(),
-        Llm::load(&demo(), &options, &NoProgress).map(drop).unwrap_err(),
-        KvCache::new(&context, &config, 1, 16, KvCacheDType::Q8_0).map(drop).unwrap_err(),
-    ] {
-        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-        assert!(error.message().contains("--kv-cache-dtype q8_0"), "{error}");
-        assert!(error.hint().unwrap().contains("--kv-cache-dtype f16, or --device cpu"), "{error:?}");
-    }
 }

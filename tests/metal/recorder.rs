@@ -285,6 +285,8 @@ struct AttentionArgs {
     num_kv_heads: u32,
     block_size: u32,
     head_dim: u32,
+    block_rows: u32,
+    scales: u32,
     num_heads: u32,
     q_stride: u32,
 }
@@ -364,23 +366,23 @@ fn work_of(function: &str, is_grouped: bool, value_dim: f64, launch: &Launch<'_>
         "norm_part" => (0.0, 8.0 * grid[0] as f64 * word(args, 0)),
         "norm_residual" => (0.0, 12.0 * grid[0] as f64 * word(args, 0)),
         "rope_kv_write_" => {
-            let num_all_heads = word(args, 0) + 2.0 * word(args, 1);
+            let num_all_heads = word(args, 5) + 2.0 * word(args, 0);
             (0.0, 8.0 * grid[1] as f64 * num_all_heads * word(args, 2))
         }
         "embed_" => (0.0, 8.0 * grid[1] as f64 * 16.0 * word(args, 3)),
         "gather_rows" => (0.0, 8.0 * word(args, 0) * word(args, 1)),
         "copy_block" => (0.0, 32.0 * word(args, 2)),
-        "paged_attention_merge" => (0.0, 4.0 * num_groups * word(args, 6) * (word(args, 2) + 2.0)),
+        "paged_attention_merge" => (0.0, 4.0 * num_groups * word(args, 8) * (word(args, 2) + 2.0)),
         "paged_attention_" => decode(args, rest, &list(&buffers[4], grid[2])),
         "flash_attention_" => {
             prefill(args, rest, value_dim, num_threads / 32 * 8, &list(&buffers[4], grid[0]))
         }
         "latent_kv_write_" => {
-            let (heads, rank, rotated) = (word(args, 0), word(args, 4), 2.0 * word(args, 5));
+            let (heads, rank, rotated) = (word(args, 5), word(args, 9), 2.0 * word(args, 10));
             (0.0, 8.0 * grid[1] as f64 * (heads * rotated + rank + rotated))
         }
         "latent_read_" => {
-            let [row_dim, rank, heads] = [1, 2, 3].map(|index| word(args, index));
+            let [row_dim, rank, heads] = [2, 5, 6].map(|index| word(args, index));
             (0.0, 4.0 * num_groups * (2.0 * row_dim + heads * (row_dim - rank)))
         }
         "latent_attention_" => latent(args, rest, grid, &list(&buffers[3], grid[2])),
@@ -423,13 +425,17 @@ fn product(args: &[u8], rest: &str, num_matrices: usize, num_stacked: usize, is_
 }
 
 fn value_bytes(rest: &str) -> f64 {
-    if rest.starts_with("f32") { 4.0 } else { 2.0 }
+    match rest {
+        _ if rest.starts_with("f32") => 4.0,
+        _ if rest.starts_with("q8_0") => 1.0 + 2.0 / 32.0,
+        _ => 2.0,
+    }
 }
 
 /// Each sequence reads all keys and values that its token attends to.
 fn decode(args: &[u8], rest: &str, rows: &[DecodeRow]) -> (f64, f64) {
     let a: AttentionArgs = pod_read_unaligned(&args[..size_of::<AttentionArgs>()]);
-    let window = word(args, 7);
+    let window = word(args, 9);
     let num_keys: f64 = rows.iter().map(|row| f64::from(row.seq_len).min(window)).sum();
     let values = f64::from(a.head_dim) * num_keys;
     (4.0 * f64::from(a.num_heads) * values, 2.0 * f64::from(a.num_kv_heads) * value_bytes(rest) * values)
@@ -437,7 +443,7 @@ fn decode(args: &[u8], rest: &str, rows: &[DecodeRow]) -> (f64, f64) {
 
 /// Each token reads the rows that it attends to, once for as many heads as a threadgroup has.
 fn latent(args: &[u8], rest: &str, grid: [usize; 3], rows: &[DecodeRow]) -> (f64, f64) {
-    let (row_dim, num_heads, value_dim) = (word(args, 2), word(args, 3), word(args, 4));
+    let (row_dim, num_heads, value_dim) = (word(args, 2), word(args, 5), word(args, 6));
     let num_keys: f64 = rows.iter().map(|row| f64::from(row.seq_len)).sum();
     let bytes = grid[0] as f64 * value_bytes(rest) * row_dim * num_keys;
     (2.0 * num_heads * (row_dim + value_dim) * num_keys, bytes)
@@ -446,7 +452,7 @@ fn latent(args: &[u8], rest: &str, grid: [usize; 3], rows: &[DecodeRow]) -> (f64
 /// Each tile reads the keys and values of all of its tokens, as far as they are in the span.
 fn prefill(args: &[u8], rest: &str, value_dim: f64, num_rows: usize, tiles: &[PrefillTile]) -> (f64, f64) {
     let a: AttentionArgs = pod_read_unaligned(&args[..size_of::<AttentionArgs>()]);
-    let [window, begin, end] = [5, 7, 8].map(|index| word(args, index));
+    let [window, begin, end] = [7, 9, 10].map(|index| word(args, index));
     let keys = |tile: &PrefillTile| {
         let first = f64::from(tile.first_position);
         let num_keys = (first + f64::from(tile.num_tokens)).min(end) - (first + 1.0 - window).max(begin);

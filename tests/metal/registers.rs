@@ -157,6 +157,8 @@ fn attention_on_tensor_cores_fits_in_registers() {
         ("decode_attention_bf16_128", [64, 80, 128]),
         ("decode_attention_f16_256", [160, 192, 256]),
         ("decode_attention_bf16_256", [144, 224, 256]),
+        ("decode_attention_q8_0_128", [64, 96, 128]),
+        ("decode_attention_q8_0_256", [144, 192, 256]),
         ("decode_attention_merge", [64, 128, 256]),
     ] {
         for head_dim in head_dims {
@@ -176,7 +178,7 @@ fn attention_on_tensor_cores_fits_in_registers() {
 
 #[test]
 fn latent_attention_on_tensor_cores_fits_in_registers() {
-    for kernel in ["f16_16", "bf16_16", "merge"] {
+    for kernel in ["f16_16", "bf16_16", "q8_0_16", "merge"] {
         for dims in [[576, 512], [320, 256], [128, 64]] {
             check_fit("decode_latent_attention", &format!("decode_latent_attention_{kernel}"), &[], &dims);
         }

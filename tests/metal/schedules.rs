@@ -8,6 +8,7 @@ use tinyvllm::engine::{Event, Request};
 use tinyvllm::grammar::GrammarSpec;
 use tinyvllm::hub::{ModelFiles, ResolvedModel};
 use tinyvllm::llm::{Llm, LlmOptions, NoProgress};
+use tinyvllm::ops::KvCacheDType;
 use tinyvllm::ops::gpu::Gpu;
 use tinyvllm::runner::EngineLimits;
 use tinyvllm::sampling::SamplingParams;
@@ -16,13 +17,18 @@ pub(crate) const NUM_TOKENS: usize = 7;
 
 /// The demo model on a GPU, with a small cache.
 pub(crate) fn load_on(gpu: Arc<dyn Gpu>, change: impl FnOnce(&mut EngineLimits)) -> Llm {
+    load_with(gpu, KvCacheDType::F16, change)
+}
+
+/// The same with a cache of this type.
+fn load_with(gpu: Arc<dyn Gpu>, dtype: KvCacheDType, change: impl FnOnce(&mut EngineLimits)) -> Llm {
     let model = ResolvedModel {
         display_name: "demo".to_owned(),
         files: ModelFiles::Demo,
         revision: None,
         notice: None,
     };
-    let mut options = LlmOptions { gpu: Some(gpu), ..LlmOptions::default() };
+    let mut options = LlmOptions { gpu: Some(gpu), kv_cache_dtype: dtype.into(), ..LlmOptions::default() };
     options.limits.max_model_len = Some(512);
     options.limits.kv_cache_memory_bytes = Some(4 << 20);
     change(&mut options.limits);
@@ -77,29 +83,37 @@ pub(crate) fn tokens(llm: &Llm, requests: Vec<Request>) -> Vec<Vec<Vec<u32>>> {
 
 /// A request gives the same tokens alone, in a batch, from cached prefixes and with prompts in chunks.
 pub(crate) fn same_tokens_however_they_are_scheduled(gpu: &Arc<dyn Gpu>) {
-    let llm = load_on(Arc::clone(gpu), |limits| {
+    for dtype in [KvCacheDType::F16, KvCacheDType::Q8_0] {
+        the_same_with(gpu, dtype);
+    }
+}
+
+fn the_same_with(gpu: &Arc<dyn Gpu>, dtype: KvCacheDType) {
+    let llm = load_with(Arc::clone(gpu), dtype, |limits| {
         (limits.enable_prefix_caching, limits.speculative) = (false, SpeculativeConfig::off());
     });
     let alone: Vec<_> = requests(&llm).into_iter().flat_map(|request| tokens(&llm, vec![request])).collect();
     assert!(alone.iter().flatten().all(|tokens| tokens.len() == NUM_TOKENS));
     let check = |what: &str, change: &dyn Fn(&mut EngineLimits)| {
-        let llm = load_on(Arc::clone(gpu), change);
-        assert_eq!(tokens(&llm, requests(&llm)), alone, "{what}");
+        let llm = load_with(Arc::clone(gpu), dtype, change);
+        assert_eq!(tokens(&llm, requests(&llm)), alone, "{dtype}: {what}");
         llm
     };
     let llm = check("a batch", &|_| ());
     assert_eq!(tokens(&llm, requests(&llm)), alone, "prefixes from the cache");
     check("chunked prompts", &|limits| (limits.max_num_seqs, limits.max_num_batched_tokens) = (7, Some(7)));
-    check("multi-step", &|limits| limits.num_scheduler_steps = 3);
-    check("small blocks", &|limits| limits.block_size = 8);
-    the_same_with_drafts(gpu, &alone);
+    if dtype == KvCacheDType::F16 {
+        check("multi-step", &|limits| limits.num_scheduler_steps = 3);
+        check("small blocks", &|limits| limits.block_size = 8);
+    }
+    the_same_with_drafts(gpu, dtype, &alone);
 }
 
 /// Requests one by one, whose outputs are predicted as they are or with a wrong token: the same tokens, in fewer steps.
-fn the_same_with_drafts(gpu: &Arc<dyn Gpu>, alone: &[Vec<Vec<u32>>]) {
+fn the_same_with_drafts(gpu: &Arc<dyn Gpu>, dtype: KvCacheDType, alone: &[Vec<Vec<u32>>]) {
     for (num_speculative_tokens, wrong_at) in [(3, NUM_TOKENS), (8, 3)] {
         let method = SpeculativeMethod::Forced;
-        let llm = load_on(Arc::clone(gpu), |limits| {
+        let llm = load_with(Arc::clone(gpu), dtype, |limits| {
             limits.speculative = SpeculativeConfig { method, num_speculative_tokens, is_adaptive: false };
         });
         for (mut request, expected) in requests(&llm).into_iter().zip(alone) {

@@ -3,7 +3,7 @@
 use memmap2::MmapMut;
 
 use super::CpuBackend;
-use super::paged_cache::{CachePools, CachePoolsMut, KvCacheDType, KvLayout};
+use super::paged_cache::{CachePools, CachePoolsMut, KvLayout};
 use crate::Result;
 use crate::ops::kv_cache::{CacheOps, DevicePools, no_memory};
 
@@ -66,10 +66,6 @@ impl DevicePools for CpuPools {
 }
 
 impl CacheOps for CpuBackend {
-    fn check_dtype(&self, _dtype: KvCacheDType) -> Result<()> {
-        Ok(())
-    }
-
     fn pools(&self, layout: KvLayout, num_blocks: usize) -> Result<CpuPools> {
         let map = |block_bytes: usize| {
             MmapMut::map_anon(block_bytes * num_blocks)

@@ -50,7 +50,6 @@ pub use kernel::{CUDA_LIBRARIES, LIBRARIES};
 pub use probe::{KernelLimits, Probe};
 
 pub(crate) use backend::GpuBackend;
-pub(crate) use kv_cache::check_kv_cache_dtype;
 pub(crate) use probe::{kernel_limits, probe};
 pub(crate) use tuning::Tuning;
 

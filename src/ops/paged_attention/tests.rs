@@ -199,12 +199,6 @@ fn case(num_heads: usize, num_kv_heads: usize, head_dim: usize, seq_lens: Vec<us
     }
 }
 
-/// The types that the kernels have.
-fn dtypes() -> Vec<KvCacheDType> {
-    let context = Context::cpu(1, CpuLevel::Portable);
-    KvCacheDType::ALL.into_iter().filter(|dtype| KvCache::check_dtype(&context, *dtype).is_ok()).collect()
-}
-
 fn check_against_oracle(case: &Case) {
     // Where keys and values are whole numbers, queries and weights may be so too, of fifteen bits.
     let limit = if case.dtype == KvCacheDType::Q8_0 { 1e-7 } else { 1e-11 };
@@ -237,7 +231,7 @@ fn every_head_dim_and_group_agrees_with_double_precision() {
         (2, 1, 256),
         (40, 1, 8),
     ] {
-        for dtype in dtypes() {
+        for dtype in KvCacheDType::ALL {
             check_against_oracle(&Case { dtype, ..case(num_heads, num_kv_heads, head_dim, vec![1, 37]) });
         }
     }
@@ -247,8 +241,9 @@ fn every_head_dim_and_group_agrees_with_double_precision() {
 fn contexts_of_several_pieces_and_windows_agree_with_double_precision() {
     for window in [None, Some(1), Some(20), Some(256), Some(300)] {
         for block_size in [1, 24, 32, 512] {
-            for dtype in
-                dtypes().into_iter().filter(|dtype| !matches!(dtype, KvCacheDType::F16 | KvCacheDType::Bf16))
+            for dtype in KvCacheDType::ALL
+                .into_iter()
+                .filter(|dtype| !matches!(dtype, KvCacheDType::F16 | KvCacheDType::Bf16))
             {
                 let plain = case(4, 2, 16, vec![600, 3, 257]);
                 check_against_oracle(&Case { window, dtype, block_size, ..plain });
@@ -273,7 +268,7 @@ proptest! {
     #[test]
     fn results_have_the_same_bits_however_the_work_is_divided(
         (num_kv_heads, group, head_dim) in (1_usize..4, 1_usize..10, prop::sample::select(vec![8, 24, 64, 80])),
-        dtype in prop::sample::select(dtypes()),
+        dtype in prop::sample::select(KvCacheDType::ALL.to_vec()),
         window in prop::option::of(1_usize..700),
         soft_cap in prop::option::of(1.0..50.0),
         has_sinks in prop::bool::ANY,
@@ -319,8 +314,9 @@ proptest! {
 #[test]
 fn a_decode_of_a_long_context_is_divided_without_changing_a_bit() {
     let steps = vec![vec![1490], vec![1], vec![1], vec![8]];
-    let all =
-        dtypes().into_iter().flat_map(|dtype| CpuLevel::available().iter().map(move |level| (dtype, *level)));
+    let all = KvCacheDType::ALL
+        .into_iter()
+        .flat_map(|dtype| CpuLevel::available().iter().map(move |level| (dtype, *level)));
     for (dtype, level) in all {
         let case = Case { dtype, block_size: 32, has_sinks: true, ..case(8, 1, 64, vec![1500]) };
         let alone = case.run(&steps, 1, level);

@@ -19,10 +19,6 @@ pub(crate) struct ReferencePools {
 }
 
 impl CacheOps for ReferenceBackend {
-    fn check_dtype(&self, _dtype: KvCacheDType) -> crate::Result<()> {
-        Ok(())
-    }
-
     fn pools(&self, layout: KvLayout, num_blocks: usize) -> crate::Result<ReferencePools> {
         Ok(ReferencePools::new(self, layout, num_blocks)?)
     }

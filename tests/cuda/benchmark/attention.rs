@@ -28,9 +28,9 @@ const LLAMA_3_8B: Heads = Heads { num_heads: 32, num_kv_heads: 8, head_dim: 128 
 const TINY_LLAMA: Heads = Heads { num_heads: 32, num_kv_heads: 4, head_dim: 64 };
 
 impl Heads {
-    /// Bytes of the keys and values of a token, in half precision.
-    fn bytes_per_token(self) -> usize {
-        4 * self.num_kv_heads * self.head_dim
+    /// Bytes of the keys and values of a token.
+    fn bytes_per_token(self, dtype: KvCacheDType) -> usize {
+        2 * self.num_kv_heads * dtype.row_bytes(self.head_dim)
     }
 
     fn limits(self, max_len: usize, max_num_tokens: usize, max_num_rows: usize) -> AttentionLimits {
@@ -48,10 +48,16 @@ impl Heads {
     }
 
     /// The cache of so many sequences of this length.
-    fn cache(self, context: &Context, num_sequences: usize, len: usize) -> Result<KvCache> {
+    fn cache(
+        self,
+        context: &Context,
+        num_sequences: usize,
+        len: usize,
+        dtype: KvCacheDType,
+    ) -> Result<KvCache> {
         let config = one_layer(self.num_heads, self.num_kv_heads, self.head_dim);
         let num_blocks = num_sequences * len.div_ceil(BLOCK_SIZE);
-        let mut cache = KvCache::new(context, &config, num_blocks, BLOCK_SIZE, KvCacheDType::F16)?;
+        let mut cache = KvCache::new(context, &config, num_blocks, BLOCK_SIZE, dtype)?;
         let frequencies = (0..self.head_dim / 2).map(|pair| 0.3 / (pair + 1) as f32).collect();
         let mut table = RopeTable::new(context, RopeStyle::HalfSplit, frequencies, 1.0, len)?;
         table.extend_to(len)?;
@@ -75,23 +81,38 @@ impl Heads {
 impl Bench<'_> {
     /// Attention of one token of many sequences, of one token of one sequence, and of a prompt.
     pub(super) fn attention(&mut self) -> Result<()> {
-        let share = self.decode(LLAMA_3_8B, 32, 8192)?;
+        let share = self.decode(LLAMA_3_8B, 32, 8192, KvCacheDType::F16)?;
         self.shares.push(share);
-        self.decode(LLAMA_3_8B, 32, 1024)?;
-        self.decode(LLAMA_3_8B, 1, 4096)?;
-        self.decode(TINY_LLAMA, 32, 4000)?;
-        self.decode(TINY_LLAMA, 1, 4000)?;
-        self.decode(TINY_LLAMA, 1, 128)?;
+        for (heads, num_rows, len) in [
+            (LLAMA_3_8B, 32, 1024),
+            (LLAMA_3_8B, 1, 4096),
+            (TINY_LLAMA, 32, 4000),
+            (TINY_LLAMA, 1, 4000),
+            (TINY_LLAMA, 1, 128),
+        ] {
+            self.decode(heads, num_rows, len, KvCacheDType::F16)?;
+        }
+        for (heads, num_rows, len) in [(LLAMA_3_8B, 64, 4000), (TINY_LLAMA, 64, 4000)] {
+            for dtype in [KvCacheDType::F16, KvCacheDType::Bf16, KvCacheDType::Q8_0] {
+                self.decode(heads, num_rows, len, dtype)?;
+            }
+        }
         Ok(())
     }
 
     /// One token of each of some sequences of this length; gives the name and the share of the bandwidth.
-    fn decode(&mut self, heads: Heads, num_rows: usize, len: usize) -> Result<(String, f64)> {
-        let num_bytes = num_rows * len * heads.bytes_per_token();
+    fn decode(
+        &mut self,
+        heads: Heads,
+        num_rows: usize,
+        len: usize,
+        dtype: KvCacheDType,
+    ) -> Result<(String, f64)> {
+        let num_bytes = num_rows * len * heads.bytes_per_token(dtype);
         // Each call is of other sequences.
         let num_calls = COLD_BYTES.div_ceil(num_bytes);
         let num_sequences = num_rows * num_calls;
-        let cache = heads.cache(&self.context, num_sequences, len)?;
+        let cache = heads.cache(&self.context, num_sequences, len, dtype)?;
         let limits = heads.limits(len, num_rows, num_rows);
         let mut scratch = AttentionScratch::new(&self.context, limits)?;
         let spec = AttentionSpec::plain(limits.heads, 1.0 / (heads.head_dim as f64).sqrt());
@@ -115,8 +136,9 @@ impl Bench<'_> {
         })?;
         let operations = 4 * num_rows * len * heads.num_heads * heads.head_dim;
         let Heads { num_heads, num_kv_heads, head_dim } = heads;
-        let name =
-            format!("attention, {num_rows} × {len} tokens, {num_heads} over {num_kv_heads} of {head_dim}");
+        let name = format!(
+            "attention {dtype}, {num_rows} × {len} tokens, {num_heads} over {num_kv_heads} of {head_dim}"
+        );
         let share = self.line(&name, seconds, num_bytes as f64, operations as f64);
         if out.read(num_rows, |rows| rows.iter().all(|value| value.is_finite()))? {
             Ok((name, share))

@@ -20,16 +20,15 @@ fn times(x: u32, factor: f32) -> u32 {
     (f32::from_bits(x) * factor).to_bits()
 }
 
-pub(super) const LINES: [Lines; 25] = [
+pub(super) const LINES: [Lines; 30] = [
     Lines {
         file: "attention/grouped.rs",
         family: Family::Attention,
         kernels: "rope_kv_write",
         defects: &[
-            ("num_pairs: self.num_pairs as u32,", "a pair too few", Word(4, |x| x - 1)),
-            ("block_size: pools.block_size as u32,", "all blocks have 16 tokens", Word(3, |_| 16)),
-            ("inverse_dim: 1.0 / head_dim as f32,", "the mean of half of them", Word(5, |x| times(x, 2.0))),
-            ("eps: self.norms.map_or(0.0, |(_, _, eps)| eps),", "no eps", Word(6, |_| 0)),
+            ("num_pairs: self.num_pairs as u32,", "a pair too few", Word(6, |x| x - 1)),
+            ("inverse_dim: 1.0 / head_dim as f32,", "the mean of half of them", Word(7, |x| times(x, 2.0))),
+            ("eps: self.norms.map_or(0.0, |(_, _, eps)| eps),", "no eps", Word(8, |_| 0)),
             ("map_or((table, table), |(q, k, _)| (q, k));", "keys have the norm of queries", Buffer(5, 4)),
             ("Flags::of(rope.flags()),", "no norms", Flag(0)),
             ("Kernel::RopeKvWrite(pools.dtype),", "pairs are the other ones", Flag(1)),
@@ -51,20 +50,19 @@ pub(super) const LINES: [Lines; 25] = [
         // The merge of pieces has other buffers.
         kernels: "paged_attention_f",
         defects: &[
-            ("block_size: self.block_size as u32,", "all blocks have 16 tokens", Word(1, |_| 16)),
-            ("piece_size: self.piece_size as u32,", "a piece is shorter", Word(5, |x| x - 32)),
-            ("num_pieces: num_pieces as u32,", "there is one piece", Word(6, |_| 1)),
-            ("num_slices: num_slices as u32,", "there is one slice", Word(8, |_| 1)),
+            ("piece_size: self.piece_size as u32,", "a piece is shorter", Word(7, |x| x - 32)),
+            ("num_pieces: num_pieces as u32,", "there is one piece", Word(8, |_| 1)),
+            ("num_slices: num_slices as u32,", "there is one slice", Word(10, |_| 1)),
             (
                 "scale: spec.scale as f32 * LOG2_E,",
                 "weights are powers of e",
-                Word(9, |x| times(x, std::f32::consts::LN_2)),
+                Word(11, |x| times(x, std::f32::consts::LN_2)),
             ),
-            ("let window = spec.window.unwrap_or(self.max_model_len);", "a token more", Word(7, |x| x + 1)),
+            ("let window = spec.window.unwrap_or(self.max_model_len);", "a token more", Word(9, |x| x + 1)),
             (
                 "soft_cap: spec.soft_cap.map(|cap| cap as f32 * LOG2_E),",
                 "a cap on powers of e",
-                Word(10, |x| times(x, std::f32::consts::LN_2)),
+                Word(12, |x| times(x, std::f32::consts::LN_2)),
             ),
             ("Flags::of(spec.flags()),", "no sinks", Flag(0)),
             ("[self.sinks.is_some(), self.soft_cap.is_some()]", "no cap", Flag(1)),
@@ -224,12 +222,12 @@ pub(super) const LINES: [Lines; 25] = [
         family: Family::Latent,
         kernels: "latent_kv_write",
         defects: &[
-            ("query_width: write.query_width as u32,", "a value further", Word(1, |x| x + 1)),
-            ("query_stride: write.query_stride as u32,", "heads overlap", Word(2, |x| x - 1)),
-            ("kv_width: write.kv_width as u32,", "a value further", Word(3, |x| x + 1)),
-            ("rank: (rows.row_dim - 2 * num_pairs) as u32,", "eight values too few", Word(4, |x| x - 8)),
-            ("num_pairs: num_pairs as u32,", "a pair too few", Word(5, |x| x - 1)),
-            ("eps: write.eps,", "no eps", Word(6, |_| 0)),
+            ("query_width: write.query_width as u32,", "a value further", Word(6, |x| x + 1)),
+            ("query_stride: write.query_stride as u32,", "heads overlap", Word(7, |x| x - 1)),
+            ("kv_width: write.kv_width as u32,", "a value further", Word(8, |x| x + 1)),
+            ("rank: (rows.row_dim - 2 * num_pairs) as u32,", "eight values too few", Word(9, |x| x - 8)),
+            ("num_pairs: num_pairs as u32,", "a pair too few", Word(10, |x| x - 1)),
+            ("eps: write.eps,", "no eps", Word(11, |_| 0)),
             ("Flags::of([write.is_interleaved]),", "pairs are the other ones", Flag(0)),
             ("inputs.positions(),", "slots are positions", Buffer(3, 4)),
             ("inputs.slots(),", "positions are slots", Buffer(4, 3)),
@@ -248,17 +246,16 @@ pub(super) const LINES: [Lines; 25] = [
         family: Family::Latent,
         kernels: "latent_attention",
         defects: &[
-            ("block_size: block_size as u32,", "all blocks have 16 tokens", Word(1, |_| 16)),
-            ("value_dim: value_dim as u32,", "eight values too few", Word(4, |x| x - 8)),
+            ("value_dim: value_dim as u32,", "eight values too few", Word(6, |x| x - 8)),
             (
                 "num_pieces: num_pieces as u32,\n            scale,\n        };\n        let merge_args",
                 "there is one",
-                Word(7, |_| 1),
+                Word(9, |_| 1),
             ),
             (
                 "let scale = scale * LOG2_E;",
                 "weights are powers of e",
-                Word(8, |x| times(x, std::f32::consts::LN_2)),
+                Word(10, |x| times(x, std::f32::consts::LN_2)),
             ),
             (
                 "let num_pieces = tokens.max_len().div_ceil(piece_size.max(1));",
@@ -299,14 +296,12 @@ pub(super) const LINES: [Lines; 25] = [
         family: Family::Latent,
         kernels: "latent_read",
         defects: &[
-            ("block_size: block_size as u32,", "all blocks have 16 tokens", Word(0, |_| 16)),
-            ("row_dim: row_dim as u32,", "eight values too few", Word(1, |x| x - 8)),
-            ("rank: rank as u32,", "eight values too few", Word(2, |x| x - 8)),
-            ("num_heads: num_heads as u32,", "a head too few", Word(3, |x| x - 1)),
-            ("head_dim: shape.head_dim() as u32,\n            capacity", "eight too few", Word(4, |x| x - 8)),
-            ("capacity: capacity as u32,\n", "as many as a tile too few", Word(5, |x| x - 32)),
-            ("begin: span.start as u32,\n            end", "always the first", Word(6, |_| 0)),
-            ("end: span.end as u32,\n        };", "a position too few", Word(7, |x| x.max(2) - 1)),
+            ("rank: rank as u32,", "eight values too few", Word(5, |x| x - 8)),
+            ("num_heads: num_heads as u32,", "a head too few", Word(6, |x| x - 1)),
+            ("head_dim: shape.head_dim() as u32,\n            capacity", "eight too few", Word(7, |x| x - 8)),
+            ("capacity: capacity as u32,\n", "as many as a tile too few", Word(8, |x| x - 32)),
+            ("begin: span.start as u32,\n            end", "always the first", Word(9, |_| 0)),
+            ("end: span.end as u32,\n        };", "a position too few", Word(10, |x| x.max(2) - 1)),
             ("inputs.block_table(row),", "the first", Offset(2, |n| n / 256 * 256)),
             ("Binding::write(&self.latent),", "said to be read", Declared(3, Access::Read)),
             ("Binding::write(&self.keys),\n", "said to be read", Declared(4, Access::Read)),
@@ -328,16 +323,16 @@ pub(super) const LINES: [Lines; 25] = [
         kernels: "flash_attention",
         defects: &[
             ("block_size: capacity as u32,", "as many as a tile too few", Word(1, |x| x - 32)),
-            ("q_stride: operands.query_width as u32,", "eight values too few", Word(4, |x| x - 8)),
+            ("q_stride: operands.query_width as u32,", "eight values too few", Word(6, |x| x - 8)),
             (
                 "scale: scale * LOG2_E,",
                 "weights are powers of e",
-                Word(6, |x| times(x, std::f32::consts::LN_2)),
+                Word(8, |x| times(x, std::f32::consts::LN_2)),
             ),
-            ("begin: span.start as u32,\n                end", "always the first", Word(7, |_| 0)),
-            ("end: span.end as u32,\n                num", "a position too few", Word(8, |x| x.max(2) - 1)),
-            ("num_plain: shape.nope as u32,", "eight too many", Word(9, |x| x + 8)),
-            ("rotated_width: operands.rows.row_dim as u32,", "eight too few", Word(10, |x| x - 8)),
+            ("begin: span.start as u32,\n                end", "always the first", Word(9, |_| 0)),
+            ("end: span.end as u32,\n                num", "a position too few", Word(10, |x| x.max(2) - 1)),
+            ("num_plain: shape.nope as u32,", "eight too many", Word(11, |x| x + 8)),
+            ("rotated_width: operands.rows.row_dim as u32,", "eight too few", Word(12, |x| x - 8)),
             (
                 "(true, false) => (Binding::write(operands.out), Binding::write(&self.totals)),",
                 "totals are said to be read",
@@ -506,12 +501,57 @@ pub(super) const LINES: [Lines; 25] = [
     Lines {
         file: "kv_cache.rs",
         family: Family::Attention,
+        kernels: "rope_kv_write",
+        defects: &[
+            ("block_size: block_size as u32,", "all blocks have 16 tokens", Word(1, |_| 16)),
+            ("scales: (self.num_blocks * values / 16) as u32,", "a unit further", Word(4, |x| x + 1)),
+            (
+                "block_rows: row_block_rows(&self.layout) as u32,",
+                "rows that lie over others",
+                Word(3, |x| x - 1),
+            ),
+        ],
+    },
+    Lines {
+        file: "kv_cache.rs",
+        family: Family::Attention,
+        kernels: "paged_attention_f",
+        defects: &[("block_size: block_size as u32,", "all blocks have 16 tokens", Word(1, |_| 16))],
+    },
+    Lines {
+        file: "kv_cache.rs",
+        family: Family::Latent,
+        kernels: "latent_kv_write",
+        defects: &[
+            ("block_size: block_size as u32,", "all blocks have 16 tokens", Word(1, |_| 16)),
+            ("scales: (self.num_blocks * values / 16) as u32,", "a unit further", Word(4, |x| x + 1)),
+        ],
+    },
+    Lines {
+        file: "kv_cache.rs",
+        family: Family::Latent,
+        kernels: "latent_attention",
+        defects: &[("block_size: block_size as u32,", "all blocks have 16 tokens", Word(1, |_| 16))],
+    },
+    Lines {
+        file: "kv_cache.rs",
+        family: Family::Latent,
+        kernels: "latent_read",
+        defects: &[("block_size: block_size as u32,", "all blocks have 16 tokens", Word(1, |_| 16))],
+    },
+    Lines {
+        file: "kv_cache.rs",
+        family: Family::Attention,
         kernels: "copy_block",
         defects: &[
             ("let args = [source, target, num_words as u32];", "the block before", Word(0, |x| x - 1)),
             ("let num_words = block_bytes / 16;", "half a block", Word(2, |x| x / 2)),
             ("&buffers, [num_words.div_ceil(32), 1, 1], cost)", "whole threadgroups", Grid(0, |n| n - 1)),
-            ("let buffers = [Binding::read_write(pool)];", "said to be written", Declared(1, Access::Write)),
+            (
+                "let buffers = [Binding::read_write(pool).at(begin)];",
+                "said to be written",
+                Declared(1, Access::Write),
+            ),
             ("gpu.launch_simdgroups(Kernel::CopyBlock", "never", LeftOut),
         ],
     },

@@ -27,6 +27,16 @@ const WHOLE_SIZE: usize = 512;
 /// be merged is a small part of what it reads.
 const PIECE_SIZE: usize = 256;
 
+/// Groups of heads with which pieces of q8_0 are twice as long: they have half the bytes, and what a piece begins and ends with
+/// shows. On an H200, 64 sequences of 4,000 tokens of an 8B with 8 key heads generated 1.15 times as fast, one by itself 0.99
+/// times; one of 4 key heads 0.94 times.
+const MIN_GROUPS: usize = 8;
+
+fn piece_size(dtype: KvCacheDType, num_groups: usize) -> usize {
+    let is_longer = dtype == KvCacheDType::Q8_0 && num_groups >= MIN_GROUPS;
+    if is_longer { 2 * PIECE_SIZE } else { PIECE_SIZE }
+}
+
 /// Most pieces of a context, as in the kernel: pieces of longer contexts are longer.
 const MAX_PIECES: usize = 32;
 
@@ -63,12 +73,11 @@ pub(in crate::ops::gpu) fn has_kernel(tuning: Tuning, dtype: KvCacheDType, head_
 }
 
 /// Pieces that the context of a token is cut into which attends to so many positions up to itself.
-fn num_pieces(seq_len: usize, window: usize) -> usize {
+fn num_pieces(mut piece_size: usize, seq_len: usize, window: usize) -> usize {
     let len = seq_len - seq_len.saturating_sub(window) / TILE * TILE;
     if len <= WHOLE_SIZE {
         return 1;
     }
-    let mut piece_size = PIECE_SIZE;
     while piece_size * MAX_PIECES < len {
         piece_size *= 2;
     }
@@ -77,7 +86,7 @@ fn num_pieces(seq_len: usize, window: usize) -> usize {
 
 /// Whether none of the step's contexts is cut.
 pub(in crate::ops::gpu) fn are_whole(inputs: &GpuInputs, window: usize) -> bool {
-    inputs.decode().lens().all(|len| num_pieces(len, window) == 1)
+    inputs.decode().lens().all(|len| num_pieces(PIECE_SIZE, len, window) == 1)
 }
 
 /// The most pieces of any context up to this length.
@@ -115,15 +124,16 @@ pub(in crate::ops::gpu) fn decode_attention(
     let heads_per_kv_head = num_heads / pools.num_kv_heads;
     let num_chunks = heads_per_kv_head.div_ceil(HEADS);
     let tokens = inputs.decode();
-    let num_pieces = tokens.lens().map(|len| num_pieces(len, window)).max().unwrap_or(0);
+    let piece_size = piece_size(pools.dtype, pools.num_kv_heads * num_chunks);
+    let num_pieces = tokens.lens().map(|len| num_pieces(piece_size, len, window)).max().unwrap_or(0);
     let args = DecodeAttentionArgs {
-        pages: pools.pages(),
+        pages: pools.pages,
         num_heads: num_heads as u32,
         q_stride: q_stride as u32,
         num_chunks: num_chunks as u32,
         window: window as u32,
         whole_size: WHOLE_SIZE as u32,
-        piece_size: PIECE_SIZE as u32,
+        piece_size: piece_size as u32,
         num_pieces: num_pieces as u32,
         num_tokens: tokens.lens().count() as u32,
         scale,
@@ -177,7 +187,7 @@ pub(in crate::ops::gpu) fn decode_attention(
             Work {
                 args: bytes_of(&args),
                 buffers: &buffers,
-                threadgroup_memory: threadgroup_memory(head_dim, heads_per_kv_head.min(HEADS)),
+                threadgroup_memory: threadgroup_memory(pools.dtype, head_dim, heads_per_kv_head.min(HEADS)),
                 grid: [num_pieces, pools.num_kv_heads * num_chunks, rows.len()],
                 num_threads: 32 * NUM_WARPS,
                 cost,
@@ -213,11 +223,15 @@ pub(in crate::ops::gpu) fn max_dim(head_dim: usize) -> usize {
 
 /// Bytes for maxima and sums, and then queries in halves with a key and a value, or the results of `num_heads` heads of all
 /// warps.
-fn threadgroup_memory(head_dim: usize, num_heads: usize) -> usize {
+fn threadgroup_memory(dtype: KvCacheDType, head_dim: usize, num_heads: usize) -> usize {
     let totals = 4 * HEADS * (2 * NUM_WARPS + 1);
     let queries = HEADS * 2 * (max_dim(head_dim) + 32);
     let results = 4 * NUM_WARPS * num_heads * (head_dim + 4);
-    let own = 2 * 2 * max_dim(head_dim);
+    let own = match dtype {
+        // Codes and scales, and what they are made of.
+        KvCacheDType::Q8_0 => 2 * (dtype.row_bytes(max_dim(head_dim)) + 4 * max_dim(head_dim)),
+        _ => 2 * 2 * max_dim(head_dim),
+    };
     totals + (queries + own).max(results)
 }
 
@@ -245,7 +259,7 @@ mod tests {
             (100_001, 4096, 17),
             (7, 1, 1),
         ] {
-            assert_eq!(num_pieces(seq_len, window), pieces, "{seq_len}, {window}");
+            assert_eq!(num_pieces(PIECE_SIZE, seq_len, window), pieces, "{seq_len}, {window}");
         }
     }
 
@@ -253,11 +267,16 @@ mod tests {
     fn there_is_room_for_the_pieces_of_any_length() {
         for max_len in [1, 512, 513, 1000, 8192, 8193, 40_000] {
             for window in [1, 500, 512, 2049, usize::MAX] {
-                let most = (1..=max_len).map(|len| num_pieces(len, window)).max();
+                let most = (1..=max_len).map(|len| num_pieces(PIECE_SIZE, len, window)).max();
                 let room = max_pieces(max_len, window);
                 assert!(
                     most.is_some_and(|most| (most..=most + 1).contains(&room)),
                     "{max_len}, {window}: {most:?}, {room}"
+                );
+                let longer = (1..=max_len).map(|len| num_pieces(2 * PIECE_SIZE, len, window)).max();
+                assert!(
+                    longer.is_some_and(|longer| longer <= room),
+                    "{max_len}, {window}: {longer:?}, {room}"
                 );
             }
         }

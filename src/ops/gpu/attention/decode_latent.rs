@@ -113,10 +113,10 @@ impl DecodeLatent<'_> {
         num_pieces: usize,
     ) -> Result<()> {
         let &Self { num_heads, value_dim, scale, q, q_stride, rows, partials, out } = self;
-        let LatentRows { row_dim, block_size, dtype, .. } = rows;
+        let LatentRows { row_dim, pages, dtype, .. } = rows;
         let num_chunks = num_heads.div_ceil(HEADS);
         let args = DecodeLatentAttentionArgs {
-            pages: Pages { num_kv_heads: 1, block_size: block_size as u32, head_dim: row_dim as u32 },
+            pages,
             num_heads: num_heads as u32,
             value_dim: value_dim as u32,
             q_stride: q_stride as u32,

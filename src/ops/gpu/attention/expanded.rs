@@ -11,7 +11,7 @@ use std::ops::Range;
 use bytemuck::{Pod, Zeroable, bytes_of};
 
 use super::grouped::{
-    FlashAttentionArgs, FlashOperands, GpuAttention, MAX_HEAD_DIM, Pages, Span, flash_attention,
+    FlashAttentionArgs, FlashOperands, GpuAttention, MAX_HEAD_DIM, Pages, Span, flash_attention, is_half,
 };
 use super::latent::LatentRows;
 use super::prefill::MAX_KEYS;
@@ -38,8 +38,7 @@ const UNIT: usize = 32;
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct LatentReadArgs {
-    block_size: u32,
-    row_dim: u32,
+    pages: Pages,
     rank: u32,
     num_heads: u32,
     head_dim: u32,
@@ -116,10 +115,10 @@ impl GpuExpandedAttention {
         })
     }
 
-    /// The type of keys and values that are made of rows of this type. What has few digits in the cache is exact in
+    /// The type of keys and values that are made of rows of this type. What has the digits of bf16 in the cache is exact in
     /// single precision; they would be rounded once more.
     fn dtype(rows: KvCacheDType) -> KvCacheDType {
-        if rows == KvCacheDType::F16 { KvCacheDType::F16 } else { KvCacheDType::F32 }
+        if is_half(rows) { KvCacheDType::F16 } else { KvCacheDType::F32 }
     }
 
     /// Tokens of a tile over rows of this type: as many as the kernel for the widest heads takes.
@@ -155,11 +154,10 @@ impl GpuExpandedAttention {
     ) -> Result<()> {
         let &Self { shape, capacity, .. } = self;
         let ExpandedShape { num_heads, rank, rotated, value_dim, .. } = shape;
-        let LatentRows { rows, dtype, row_dim, block_size } = operands.rows;
+        let LatentRows { rows, dtype, row_dim, pages } = operands.rows;
         let num_positions = span.len().next_multiple_of(UNIT);
         let args = LatentReadArgs {
-            block_size: block_size as u32,
-            row_dim: row_dim as u32,
+            pages,
             rank: rank as u32,
             num_heads: num_heads as u32,
             head_dim: shape.head_dim() as u32,
@@ -224,6 +222,8 @@ impl GpuExpandedAttention {
                 num_kv_heads: num_heads,
                 block_size: capacity as u32,
                 head_dim: shape.head_dim() as u32,
+                block_rows: num_heads * capacity as u32,
+                scales: 0,
             },
             num_heads,
             q_stride: operands.query_width as u32,

@@ -47,6 +47,10 @@ pub(in crate::ops::gpu) struct Pages {
     pub(in crate::ops::gpu) num_kv_heads: u32,
     pub(in crate::ops::gpu) block_size: u32,
     pub(in crate::ops::gpu) head_dim: u32,
+    /// Rows from one block to the next.
+    pub(in crate::ops::gpu) block_rows: u32,
+    /// Where scales begin in a pool, in units of 16 bytes, if there are scales.
+    pub(in crate::ops::gpu) scales: u32,
 }
 
 /// `Rotation` of the kernels.
@@ -62,10 +66,8 @@ pub(in crate::ops::gpu) struct Rotation {
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct RopeArgs {
+    pages: Pages,
     num_heads: u32,
-    num_kv_heads: u32,
-    head_dim: u32,
-    block_size: u32,
     rotation: Rotation,
 }
 
@@ -144,18 +146,10 @@ pub(crate) struct Pools<'a> {
     pub(crate) dtype: KvCacheDType,
     pub(crate) num_kv_heads: usize,
     pub(crate) head_dim: usize,
-    pub(crate) block_size: usize,
+    pub(in crate::ops::gpu) pages: Pages,
 }
 
 impl Pools<'_> {
-    pub(in crate::ops::gpu) fn pages(&self) -> Pages {
-        Pages {
-            num_kv_heads: self.num_kv_heads as u32,
-            block_size: self.block_size as u32,
-            head_dim: self.head_dim as u32,
-        }
-    }
-
     /// Bytes of the keys and values of a position.
     pub(in crate::ops::gpu) fn bytes_per_position(&self) -> usize {
         2 * self.num_kv_heads * self.dtype.row_bytes(self.head_dim)
@@ -204,10 +198,8 @@ pub(crate) fn rope_kv_write(
     pools: Pools<'_>,
 ) -> Result<()> {
     let args = RopeArgs {
+        pages: pools.pages,
         num_heads: rope.num_heads as u32,
-        num_kv_heads: pools.num_kv_heads as u32,
-        head_dim: pools.head_dim as u32,
-        block_size: pools.block_size as u32,
         rotation: rope.rotation(pools.head_dim),
     };
     let [q_norm, k_norm, table] = rope.norms_and_table();
@@ -418,7 +410,7 @@ impl GpuAttention {
         let tokens = inputs.decode();
         let num_pieces = tokens.max_len().div_ceil(self.piece_size);
         let args = PagedAttentionArgs {
-            pages: pools.pages(),
+            pages: pools.pages,
             num_heads: num_heads as u32,
             q_stride: q_stride as u32,
             piece_size: self.piece_size as u32,
@@ -495,7 +487,7 @@ fn prefill(
     next: Option<Pairs>,
 ) -> Result<()> {
     let args = FlashAttentionArgs {
-        pages: pools.pages(),
+        pages: pools.pages,
         num_heads: spec.num_heads as u32,
         q_stride: q_stride as u32,
         window: spec.window as u32,
@@ -623,6 +615,11 @@ impl Heads {
     }
 }
 
+/// Whether kernels have what they read of such a cache in half precision, queries and weights likewise.
+pub(in crate::ops::gpu) fn is_half(dtype: KvCacheDType) -> bool {
+    matches!(dtype, KvCacheDType::F16 | KvCacheDType::Q8_0)
+}
+
 /// A variant of `metal_kernels/flash_attention.metal`, as it is instantiated there.
 #[derive(Debug, Clone, Copy)]
 struct Flash {
@@ -635,7 +632,7 @@ struct Flash {
 impl Flash {
     fn of(dtype: KvCacheDType, head_dim: usize) -> Self {
         let max_dim = head_dim.next_multiple_of(64).max(64);
-        let value_bytes = if dtype == KvCacheDType::F16 { 2 } else { 4 };
+        let value_bytes = if is_half(dtype) { 2 } else { 4 };
         Self { max_dim, simdgroups: if max_dim * value_bytes > 512 { 2 } else { 4 }, value_bytes }
     }
 

@@ -5,7 +5,7 @@ use std::f32::consts::LOG2_E;
 use bytemuck::{Pod, Zeroable, bytes_of};
 
 use super::decode_latent::{self, DecodeLatent, decode_latent_attention};
-use super::grouped::{MAX_PIECES, PIECE_SIZE, PagedAttentionArgs, Pages, ROTATED_HEADS, merge};
+use super::grouped::{MAX_PIECES, PIECE_SIZE, PagedAttentionArgs, Pages, ROTATED_HEADS, is_half, merge};
 use crate::ops::KvCacheDType;
 use crate::ops::gpu::backend::{Flags, GpuBackend, Work};
 use crate::ops::gpu::cost::Cost;
@@ -28,6 +28,7 @@ const MAX_SIMDGROUPS: usize = 12;
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct LatentKvWriteArgs {
+    pages: Pages,
     num_heads: u32,
     query_width: u32,
     query_stride: u32,
@@ -56,7 +57,7 @@ pub(crate) struct LatentRows<'a> {
     pub(crate) rows: &'a GpuBuffer,
     pub(crate) dtype: KvCacheDType,
     pub(crate) row_dim: usize,
-    pub(crate) block_size: usize,
+    pub(in crate::ops::gpu) pages: Pages,
 }
 
 /// What is written to the cache, and the queries whose ends are rotated.
@@ -86,6 +87,7 @@ pub(crate) fn latent_kv_write(
 ) -> Result<()> {
     let LatentWrite { num_tokens, num_heads, num_pairs, .. } = write;
     let args = LatentKvWriteArgs {
+        pages: rows.pages,
         num_heads: num_heads as u32,
         query_width: write.query_width as u32,
         query_stride: write.query_stride as u32,
@@ -211,11 +213,10 @@ impl GpuLatentAttention {
     ) -> Result<()> {
         let &Self { num_heads, value_dim, .. } = self;
         let Operands { scale, q, q_stride, rows, out } = operands;
-        let LatentRows { row_dim, block_size, dtype, .. } = rows;
+        let LatentRows { row_dim, pages, dtype, .. } = rows;
         let num_chunks = num_heads.div_ceil(HEADS);
         let num_simdgroups = row_dim.div_ceil(SLAB);
         let num_pieces = tokens.max_len().div_ceil(piece_size.max(1));
-        let pages = Pages { num_kv_heads: 1, block_size: block_size as u32, head_dim: row_dim as u32 };
         let args = LatentAttentionArgs {
             pages,
             num_heads: num_heads as u32,
@@ -236,7 +237,7 @@ impl GpuLatentAttention {
             scale,
             soft_cap: 0.0,
         };
-        let weight_bytes = if dtype == KvCacheDType::F16 { 2 } else { 4 };
+        let weight_bytes = if is_half(dtype) { 2 } else { 4 };
         let parts = num_simdgroups * (KEYS + 4) * HEADS;
         let threadgroup_memory = 4 * (parts + 3 * HEADS) + weight_bytes * HEADS * (KEYS + 8);
         let record_bytes = 4 * (value_dim + 2);

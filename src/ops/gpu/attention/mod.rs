@@ -12,7 +12,7 @@ pub(super) use decode_latent::HEADS as DECODE_LATENT_HEADS;
 pub(super) use expanded::ExpandedOperands;
 pub(crate) use expanded::GpuExpandedAttention;
 pub(crate) use grouped::GpuAttention;
-pub(super) use grouped::{AttentionSizes, Pools, Rope, rope_kv_write};
+pub(super) use grouped::{AttentionSizes, Pages, Pools, Rope, rope_kv_write};
 pub(crate) use latent::GpuLatentAttention;
 pub(super) use latent::{LatentRows, LatentSizes, LatentWrite, latent_kv_write};
 pub(super) use prefill::{NUM_THREADS as PREFILL_THREADS, Variant};

@@ -11,7 +11,7 @@ pub struct Library {
 }
 
 /// What the files include, by name.
-const HEADERS: [(&str, &str); 14] = [
+const HEADERS: [(&str, &str); 15] = [
     ("threads.h", include_str!("../../../../metal_kernels/threads.h")),
     ("codes.h", include_str!("../../../../metal_kernels/codes.h")),
     ("formats.h", include_str!("../../../../metal_kernels/formats.h")),
@@ -26,6 +26,7 @@ const HEADERS: [(&str, &str); 14] = [
     ("products.h", include_str!("cuda/kernels/products.h")),
     ("slices.h", include_str!("cuda/kernels/slices.h")),
     ("rounded.h", include_str!("cuda/kernels/rounded.h")),
+    ("cached.h", include_str!("cuda/kernels/cached.h")),
 ];
 
 impl Library {

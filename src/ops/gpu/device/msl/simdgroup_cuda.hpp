@@ -119,7 +119,7 @@ struct simd_vote {
   ulong votes;
   METAL_FUNC explicit operator ulong() const { return votes; }
 };
-METAL_FUNC simd_vote simd_ballot(bool value) { return {simd_or(uint(value) << msl_lane())}; }
+METAL_FUNC simd_vote simd_ballot(bool value) { return {__ballot_sync(0xFFFFFFFFu, value)}; }
 METAL_FUNC bool simd_any(bool value) { return simd_ballot(value).votes != 0; }
 METAL_FUNC bool simd_all(bool value) { return simd_ballot(!value).votes == 0; }
 

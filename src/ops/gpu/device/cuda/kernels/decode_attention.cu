@@ -14,10 +14,10 @@
 //
 // Queries and weights are halves. Scores are exponents of two: the logarithm is part of `scale`. Weights are at most
 // 2^15, so that those of a long context which are small beside the largest keep their bits; sums are of weights as they
-// were rounded. Keys and values of bf16 become halves, and the largest half what is larger.
+// were rounded. Of q8_0, scores of a group of values are multiplied with its scale, and values before they are weighed.
 
 #define FOR_NVIDIA
-#include "kv_cache.h"
+#include "cached.h"
 #include "rope.h"
 #include "rounded.h"
 #include "softmax.h"
@@ -54,7 +54,7 @@ constant constexpr uint NUM_THREADS = SLICES * LANES;
 constant constexpr uint MAX_PIECES = LANES;
 // Tiles of a warp, behind the first, that are brought nearer before it waits.
 constant constexpr uint TILES_FETCHED = 3;
-constant constexpr uint VALUES_OF_A_LINE = 64;
+constant constexpr uint BYTES_OF_A_LINE = 128;
 constant constexpr float LARGEST_EXPONENT = 15.0f;
 // Positions before a token's own that the same step may compute, since they are drafted.
 constant constexpr uint MAX_DRAFTED = 64;
@@ -82,12 +82,6 @@ inline ulong record_of(constant DecodeAttentionArgs& a, uint row, uint head, uin
     return ((ulong(row) * a.num_heads + head) * a.num_pieces + piece) * (HEAD_DIM + 4);
 }
 
-// Two values of the cache as halves.
-template <typename KV>
-inline uint in_halves(uint pair) {
-    return is_same_v<KV, half> ? pair : msl_halves(as_type<float>(pair << 16), as_type<float>(pair & 0xFFFF0000u));
-}
-
 // Of eight rows of eight halves, lane 4 · g + t has two neighbours of row g and gets two neighbours of column g.
 inline uint transposed(uint pair, uint lane) {
     const uint source = lane % 4 * 8 + lane / 8;
@@ -96,6 +90,91 @@ inline uint transposed(uint pair, uint lane) {
     const uint shift = lane / 4 % 2 * 16;
     return (first >> shift & 0xFFFFu) | (second >> shift) << 16;
 }
+
+// The left operand for values 2w and 2w + 1 of eight, from four positions: two are the columns of a word. Scales, if there
+// are any, are the lower or the upper halves of their words.
+template <typename KV>
+inline void weighed_pairs(uint4 const (&eights)[4], uint w, uint const (&)[4], bool, thread uint (&operand)[4]) {
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < 4; i += 2) {
+        const uint first = in_halves<KV>(eights[i][w]);
+        const uint second = in_halves<KV>(eights[i + 1][w]);
+        operand[i] = (first & 0xFFFFu) | second << 16;
+        operand[i + 1] = first >> 16 | (second & 0xFFFF0000u);
+    }
+}
+template <typename KV>
+inline void weighed_pairs(uint2 const (&eights)[4], uint w, uint const (&scales)[4], bool is_upper, thread uint (&operand)[4]) {
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < 4; i += 2) {
+        const uint scale = msl_permute(scales[i], scales[i + 1], is_upper ? 0x7632u : 0x5410u);
+        const uint bytes = msl_permute(eights[i][w / 2], eights[i + 1][w / 2], w % 2 == 0 ? 0x5140u : 0x7362u);
+        operand[i] = msl_multiply_pairs(halves_of_codes(bytes, 0), scale);
+        operand[i + 1] = msl_multiply_pairs(halves_of_codes(bytes, 2), scale);
+    }
+}
+
+// The token's own key and value in threadgroup memory, as they are in the cache; of q8_0 their scales besides, and room for
+// what codes are made of.
+template <typename KV, int MAX_DIM>
+struct OwnRows {
+    threadgroup KV* rows;
+    OwnRows(threadgroup char* memory) : rows((threadgroup KV*)memory) {}
+    threadgroup const uint4* eights(uint kind) const { return (threadgroup const uint4*)(rows + kind * MAX_DIM); }
+    template <uint WORDS>
+    void take_scales(uint, uint, uint, thread uint (&)[WORDS]) const {}
+    void put_pair(constant Pages&, device KV* cache, bool is_first, uint kind, uint row, uint dim, uint2 at, float2 pair) const {
+        threadgroup KV* own = rows + kind * MAX_DIM;
+        own[at.x] = KV(pair.x);
+        own[at.y] = KV(pair.y);
+        if (is_first) {
+            cache[ulong(row) * dim + at.x] = KV(pair.x);
+            cache[ulong(row) * dim + at.y] = KV(pair.y);
+        }
+    }
+    void end(constant Pages&, device KV*, bool, uint, uint, uint, uint) const {}
+};
+template <int MAX_DIM>
+struct OwnRows<Code, MAX_DIM> {
+    threadgroup Code* rows;
+    threadgroup half* scales;
+    threadgroup float* staged;
+    OwnRows(threadgroup char* memory)
+        : rows((threadgroup Code*)memory),
+          scales((threadgroup half*)(rows + 2 * MAX_DIM)),
+          staged((threadgroup float*)(scales + 2 * MAX_DIM / GROUP)) {}
+    threadgroup const uint2* eights(uint kind) const { return (threadgroup const uint2*)(rows + kind * MAX_DIM); }
+    template <uint WORDS>
+    void take_scales(uint kind, uint dim, uint first, thread uint (&words)[WORDS]) const {
+        threadgroup const uint* own = (threadgroup const uint*)(scales + kind * (MAX_DIM / GROUP));
+#pragma clang loop unroll(full)
+        for (uint word = 0; word < WORDS; ++word) {
+            words[word] = 2 * GROUP * (first + word) < dim ? own[first + word] : 0;
+        }
+    }
+    void put_pair(constant Pages&, device Code*, bool, uint kind, uint, uint, uint2 at, float2 pair) const {
+        staged[kind * MAX_DIM + at.x] = pair.x;
+        staged[kind * MAX_DIM + at.y] = pair.y;
+    }
+    void end(constant Pages& pages, device Code* cache, bool is_first, uint kind, uint row, uint dim, uint lane) const {
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+        // Scales fill whole words.
+        for (uint first = 0; first < (dim + 2 * GROUP - 1) / (2 * GROUP) * (2 * GROUP); first += GROUP) {
+            const bool exists = first + lane < dim;
+            const float value = exists ? staged[kind * MAX_DIM + first + lane] : 0.0f;
+            const Coded own = coded(value);
+            if (exists) {
+                rows[kind * MAX_DIM + first + lane].bits = own.code;
+            }
+            if (lane == 0) {
+                scales[(kind * MAX_DIM + first) / GROUP] = own.scale;
+            }
+            if (is_first && first < dim) {
+                put_group(pages, cache, row, dim, first, lane, value);
+            }
+        }
+    }
+};
 
 // Over the lanes with the same column of a tile.
 inline float maximum_of_column(float value) {
@@ -138,10 +217,12 @@ template <typename KV, int MAX_DIM>
     // Blocks of a key that four lanes read at once, and of a value that eight lanes do. Wide heads leave no registers for
     // what is read ahead.
     constexpr bool READS_AHEAD = MAX_DIM <= 128;
+    constexpr bool HAS_SCALES = is_same_v<KV, Code>;
     constexpr uint KEY_BLOCKS = MAX_DIM / 32;
     constexpr uint VALUE_BLOCKS = MAX_DIM / 64;
     constexpr uint KEYS_KEPT = READS_AHEAD ? KEY_BLOCKS : 2;
     constexpr uint VALUES_KEPT = READS_AHEAD ? VALUE_BLOCKS : 1;
+    constexpr uint SCALES_KEPT = READS_AHEAD ? MAX_DIM / 64 : 1;
     // Quads of words from one query to the next: two rows of four quads lie in different banks.
     constexpr uint QUERY_STRIDE = (KEY_BLOCKS | 1) * 4;
     // Pairs of a head that a lane rotates.
@@ -175,8 +256,7 @@ template <typename KV, int MAX_DIM>
     threadgroup float* totals = all_sums + SLICES * HEADS;
     threadgroup float* parts = totals + HEADS;
     threadgroup uint4* queries = (threadgroup uint4*)parts;
-    threadgroup uint4* own_key = queries + HEADS * QUERY_STRIDE;
-    threadgroup uint4* own_value = own_key + MAX_DIM / 8;
+    const OwnRows<KV, MAX_DIM> own_rows((threadgroup char*)(queries + HEADS * QUERY_STRIDE));
     const uint part_stride = head_dim + 4;
 
     // Of the positions here, the end of those that are in the cache: not the token's own one if this kernel writes it. If there
@@ -190,38 +270,60 @@ template <typename KV, int MAX_DIM>
         return row_of(a.pages, block_table, kv_head, clamp(tile + lane % TILE, begin, last));
     };
     // Keys of positions g and g + 8 of a tile, values of 2t, 2t + 1 and 8 more.
-    uint4 keys[2][KEYS_KEPT];
-    uint4 values[4][VALUES_KEPT];
+    Kept<KV> keys[2][KEYS_KEPT];
+    Kept<KV> values[4][VALUES_KEPT];
+    // Of the same positions, if there are scales: words of two of them.
+    uint key_scales[2][SCALES_KEPT] = {};
+    uint value_scales[4][SCALES_KEPT] = {};
     device const KV* key_rows[2];
     device const KV* value_rows[4];
+    uint rows_of_keys[2];
+    uint rows_of_values[4];
     const auto turn_to_keys = [&](uint own_row) {
 #pragma clang loop unroll(full)
         for (uint i = 0; i < 2; ++i) {
-            key_rows[i] = k_cache + ulong(simd_shuffle(own_row, ushort(g + 8 * i))) * head_dim;
+            rows_of_keys[i] = simd_shuffle(own_row, ushort(g + 8 * i));
+            key_rows[i] = k_cache + ulong(rows_of_keys[i]) * head_dim;
         }
     };
     const auto turn_to_values = [&](uint own_row) {
 #pragma clang loop unroll(full)
         for (uint i = 0; i < 4; ++i) {
             const ushort position = ushort(2 * t + i % 2 + i / 2 * 8);
-            value_rows[i] = v_cache + ulong(simd_shuffle(own_row, position)) * head_dim;
+            rows_of_values[i] = simd_shuffle(own_row, position);
+            value_rows[i] = v_cache + ulong(rows_of_values[i]) * head_dim;
         }
     };
     // What is behind a head's end is read from its last values. Queries are zero there, and nobody reads the results.
     const auto read_keys = [&](uint block) {
 #pragma clang loop unroll(full)
         for (uint i = 0; i < 2; ++i) {
-            keys[i][block % KEYS_KEPT] = *(device const uint4*)(key_rows[i] + min(32 * block + 8 * t, head_dim - 8));
+            keys[i][block % KEYS_KEPT] = *(device const Kept<KV>*)(key_rows[i] + min(32 * block + 8 * t, head_dim - 8));
         }
     };
     const auto read_values = [&](uint block) {
 #pragma clang loop unroll(full)
         for (uint i = 0; i < 4; ++i) {
-            values[i][block % VALUES_KEPT] = *(device const uint4*)(value_rows[i] + min(64 * block + 8 * g, head_dim - 8));
+            values[i][block % VALUES_KEPT] = *(device const Kept<KV>*)(value_rows[i] + min(64 * block + 8 * g, head_dim - 8));
+        }
+    };
+    device const KV* k_pool = k_cache;
+    device const KV* v_pool = v_cache;
+    const auto read_key_scales = [&](uint word) {
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < 2; ++i) {
+            read_scales(a.pages, k_pool, rows_of_keys[i], head_dim, word, key_scales[i]);
+        }
+    };
+    const auto read_value_scales = [&](uint word) {
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < 4; ++i) {
+            read_scales(a.pages, v_pool, rows_of_values[i], head_dim, word, value_scales[i]);
         }
     };
     const auto read_all_keys = [&](uint own_row) {
         turn_to_keys(own_row);
+        read_key_scales(0);
 #pragma clang loop unroll(full)
         for (uint block = 0; block < KEY_BLOCKS; ++block) {
             if (32 * block < head_dim) {
@@ -231,6 +333,7 @@ template <typename KV, int MAX_DIM>
     };
     const auto read_all_values = [&](uint own_row) {
         turn_to_values(own_row);
+        read_value_scales(0);
 #pragma clang loop unroll(full)
         for (uint block = 0; block < VALUE_BLOCKS; ++block) {
             if (64 * block < head_dim) {
@@ -244,7 +347,7 @@ template <typename KV, int MAX_DIM>
 #pragma clang loop unroll(full)
         for (uint i = 0; i < 2; ++i) {
             if (max(tile + g + 8 * i, begin) >= cached_end) {
-                keys[i][block % KEYS_KEPT] = own_key[min(4 * block + t, head_dim / 8 - 1)];
+                keys[i][block % KEYS_KEPT] = own_rows.eights(0)[min(4 * block + t, head_dim / 8 - 1)];
             }
         }
     };
@@ -252,7 +355,24 @@ template <typename KV, int MAX_DIM>
 #pragma clang loop unroll(full)
         for (uint i = 0; i < 4; ++i) {
             if (max(tile + 2 * t + i % 2 + i / 2 * 8, begin) >= cached_end) {
-                values[i][block % VALUES_KEPT] = own_value[min(8 * block + g, head_dim / 8 - 1)];
+                values[i][block % VALUES_KEPT] = own_rows.eights(1)[min(8 * block + g, head_dim / 8 - 1)];
+            }
+        }
+    };
+
+    const auto put_own_key_scales = [&](uint tile, uint word) {
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < 2; ++i) {
+            if (max(tile + g + 8 * i, begin) >= cached_end) {
+                own_rows.take_scales(0, head_dim, word, key_scales[i]);
+            }
+        }
+    };
+    const auto put_own_value_scales = [&](uint tile, uint word) {
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < 4; ++i) {
+            if (max(tile + 2 * t + i % 2 + i / 2 * 8, begin) >= cached_end) {
+                own_rows.take_scales(1, head_dim, word, value_scales[i]);
             }
         }
     };
@@ -269,10 +389,12 @@ template <typename KV, int MAX_DIM>
     for (uint i = 1; i <= TILES_FETCHED; ++i) {
         const uint later = tile + i * SLICES * TILE;
         if (later < end) {
-            device const KV* row = (lane < TILE ? k_cache : v_cache) + ulong(row_of_lane(later)) * head_dim;
-            for (uint value = 0; value < head_dim; value += VALUES_OF_A_LINE) {
-                msl_fetch(row + value);
+            device const KV* pool = lane < TILE ? k_cache : v_cache;
+            const uint row = row_of_lane(later);
+            for (uint value = 0; value < head_dim; value += BYTES_OF_A_LINE / sizeof(KV)) {
+                msl_fetch(pool + ulong(row) * head_dim + value);
             }
+            fetch_scales(a.pages, pool, row, head_dim);
         }
     }
     if (ROTATES) {
@@ -328,11 +450,8 @@ template <typename KV, int MAX_DIM>
                     }
                     factor = factor_of(a.rotation, squares);
                 }
-                const uint slot = slots[token];
-                const uint block = slot / a.pages.block_size;
-                const uint row = (block * a.pages.num_kv_heads + kv_head) * a.pages.block_size + slot % a.pages.block_size;
-                threadgroup KV* own = (threadgroup KV*)(is_value ? own_value : own_key);
-                device KV* cached = (is_value ? v_cache : k_cache) + ulong(row) * head_dim;
+                const uint row = row_of_slot(a.pages, kv_head, slots[token]);
+                device KV* cache = is_value ? v_cache : k_cache;
                 threadgroup ushort* query = (threadgroup ushort*)(queries + task * QUERY_STRIDE);
 #pragma clang loop unroll(full)
                 for (uint i = 0; i < PAIRS; ++i) {
@@ -348,14 +467,12 @@ template <typename KV, int MAX_DIM>
                             query[at.x] = ushort(halves);
                             query[at.y] = ushort(halves >> 16);
                         } else {
-                            own[at.x] = KV(pair.x);
-                            own[at.y] = KV(pair.y);
-                            if (chunk == 0) {
-                                cached[at.x] = KV(pair.x);
-                                cached[at.y] = KV(pair.y);
-                            }
+                            own_rows.put_pair(a.pages, cache, chunk == 0, is_value, row, head_dim, at, pair);
                         }
                     }
+                }
+                if (task >= num_heads) {
+                    own_rows.end(a.pages, cache, chunk == 0, is_value, row, head_dim, lane);
                 }
             }
         }
@@ -397,6 +514,8 @@ template <typename KV, int MAX_DIM>
         if (!READS_AHEAD) {
             turn_to_keys(next_row);
         } else if (has_own) {
+            put_own_key_scales(tile, 0);
+            put_own_value_scales(tile, 0);
 #pragma clang loop unroll(full)
             for (uint block = 0; block < KEY_BLOCKS; ++block) {
                 put_own_key(tile, block);
@@ -416,18 +535,31 @@ template <typename KV, int MAX_DIM>
                     if (!READS_AHEAD) {
                         if (has_cached) {
                             read_keys(block);
+                            read_key_scales(block / 2);
                         }
                         if (has_own) {
                             put_own_key(tile, block);
+                            put_own_key_scales(tile, block / 2);
                         }
                     }
                     const uint4 query = queries[g * QUERY_STRIDE + 4 * block + t];
+                    // A block is a group of values with a scale, if there are scales.
+                    float of_block[4] = {};
+                    thread float(&sum)[4] = HAS_SCALES ? of_block : scores;
 #pragma clang loop unroll(full)
-                    for (int w = 0; w < 4; w += 2) {
+                    for (uint w = 0; w < 4; w += 2) {
                         msl_multiply_tile(
-                            scores, in_halves<KV>(keys[0][kept][w]), in_halves<KV>(keys[1][kept][w]),
-                            in_halves<KV>(keys[0][kept][w + 1]), in_halves<KV>(keys[1][kept][w + 1]), query[w], query[w + 1]
+                            sum, plain_pair<KV>(keys[0][kept], w), plain_pair<KV>(keys[1][kept], w),
+                            plain_pair<KV>(keys[0][kept], w + 1), plain_pair<KV>(keys[1][kept], w + 1), query[w],
+                            query[w + 1]
                         );
+                    }
+                    if (HAS_SCALES) {
+#pragma clang loop unroll(full)
+                        for (int i = 0; i < 4; ++i) {
+                            const half2 scales = as_type<half2>(key_scales[i / 2][block / 2 % SCALES_KEPT]);
+                            scores[i] = fma(of_block[i], float(block % 2 == 0 ? scales.x : scales.y), scores[i]);
+                        }
                     }
                 }
             }
@@ -476,28 +608,31 @@ template <typename KV, int MAX_DIM>
             turn_to_values(next_row);
         }
 
+        // Mostly no maximum is new.
+        if (simd_any(factors[0] != 1.0f || factors[1] != 1.0f)) {
+#pragma clang loop unroll(full)
+            for (uint tile_of_results = 0; tile_of_results < VALUE_BLOCKS * 4; ++tile_of_results) {
+#pragma clang loop unroll(full)
+                for (int i = 0; i < 4; ++i) {
+                    results[tile_of_results][i] *= factors[i % 2];
+                }
+            }
+        }
         const auto add_values = [&](uint block) {
+            Kept<KV> eights[4];
+            uint scales[4];
+#pragma clang loop unroll(full)
+            for (uint i = 0; i < 4; ++i) {
+                eights[i] = values[i][block % VALUES_KEPT];
+                scales[i] = value_scales[i][block % SCALES_KEPT];
+            }
 #pragma clang loop unroll(full)
             for (uint w = 0; w < 4; ++w) {
-                uint words[4];
-#pragma clang loop unroll(full)
-                for (int i = 0; i < 4; ++i) {
-                    words[i] = in_halves<KV>(values[i][block % VALUES_KEPT][w]);
-                }
                 // Rows g are the first values of words, rows g + 8 the second ones.
                 uint operand[4];
-#pragma clang loop unroll(full)
-                for (int i = 0; i < 4; i += 2) {
-                    operand[i] = (words[i] & 0xFFFFu) | words[i + 1] << 16;
-                    operand[i + 1] = words[i] >> 16 | (words[i + 1] & 0xFFFF0000u);
-                }
-                thread float(&sum)[4] = results[4 * block + w];
-#pragma clang loop unroll(full)
-                for (int i = 0; i < 4; ++i) {
-                    sum[i] *= factors[i % 2];
-                }
+                weighed_pairs<KV>(eights, w, scales, g >= 4, operand);
                 msl_multiply_tile(
-                    sum, operand[0], operand[1], operand[2], operand[3], own_weights[0], own_weights[1]
+                    results[4 * block + w], operand[0], operand[1], operand[2], operand[3], own_weights[0], own_weights[1]
                 );
             }
         };
@@ -514,9 +649,11 @@ template <typename KV, int MAX_DIM>
             for (uint block = 0; 64 * block < head_dim; ++block) {
                 if (has_cached) {
                     read_values(block);
+                    read_value_scales(block);
                 }
                 if (has_own) {
                     put_own_value(tile, block);
+                    put_own_value_scales(tile, block);
                 }
                 switch (block) {
                     case 0: add_values(0); break;
@@ -638,6 +775,8 @@ DECODE(f16, half, 128)
 DECODE(f16, half, 256)
 DECODE(bf16, bfloat, 128)
 DECODE(bf16, bfloat, 256)
+DECODE(q8_0, Code, 128)
+DECODE(q8_0, Code, 256)
 
 // Merges the pieces of a row for one head. A warp has every so many pieces, each lane four or eight values of them.
 [[kernel]] void decode_attention_merge(

@@ -13,10 +13,10 @@
 //
 // Queries and weights are halves. Scores are exponents of two: the logarithm is part of `scale`. Weights are at most
 // 2^15, so that those of a long context which are small beside the largest keep their bits; sums are of weights as they
-// were rounded. Rows of bf16 become halves, and the largest half what is larger.
+// were rounded. Rows of bf16 become halves where they are used, those of q8_0 where they come.
 
 #define FOR_NVIDIA
-#include "kv_cache.h"
+#include "cached.h"
 
 struct DecodeLatentAttentionArgs {
     Pages pages;
@@ -51,12 +51,6 @@ inline uint piece_size_of(constant DecodeLatentAttentionArgs& a, uint seq_len) {
 // Partial results of a head: its values, maximum and sum, and room up to the next 16 bytes.
 inline ulong record_of(constant DecodeLatentAttentionArgs& a, uint row, uint head, uint piece) {
     return ((ulong(row) * a.num_heads + head) * a.num_pieces + piece) * (a.value_dim + 4);
-}
-
-// Two values of the cache as halves.
-template <typename KV>
-inline uint in_halves(uint pair) {
-    return is_same_v<KV, half> ? pair : msl_halves(as_type<float>(pair << 16), as_type<float>(pair & 0xFFFF0000u));
 }
 
 template <typename KV, int HEADS>
@@ -115,15 +109,20 @@ template <typename KV, int HEADS>
     const auto row_of_thread = [&](uint first) {
         return row_of(a.pages, block_table, 0, min(first + own_position, end - 1));
     };
-    const auto begin_copy = [&](uint row, uint tile) {
-        device const KV* source = cache + ulong(row) * ROW_DIM + 8 * own_eighth;
+    // Calls `visit` with the value and the place of each eight values that this thread has of a tile.
+    const auto visit_own = [&](uint tile, auto visit) {
         threadgroup ushort* target = tiles + (tile * TILE + own_position) * row_stride + 8 * own_eighth;
 #pragma clang loop unroll(full)
         for (uint first = 0; first < MAX_ROW_DIM / 8; first += THREADS_OF_ROW) {
             if (first + THREADS_OF_ROW <= ROW_DIM / 8 || first + own_eighth < ROW_DIM / 8) {
-                msl_copy((threadgroup uint4*)(target + 8 * first), (device const uint4*)(source + 8 * first));
+                visit(8 * (first + own_eighth), target + 8 * first);
             }
         }
+    };
+    const auto begin_copy = [&](uint row, uint tile) {
+        visit_own(tile, [&](uint value, threadgroup ushort* place) {
+            begin_eight(a.pages, cache, row, ROW_DIM, value, place);
+        });
         msl_end_group();
     };
     uint next_row = row_of_thread(begin);
@@ -171,6 +170,9 @@ template <typename KV, int HEADS>
     for (uint first = begin; first < end; first += TILE) {
         threadgroup const ushort* tile = tiles + parity * TILE * row_stride;
         msl_wait_for_groups<0>();
+        if (is_same_v<KV, Code>) {
+            visit_own(parity, [&](uint value, threadgroup ushort* place) { end_eight<KV>(place, value); });
+        }
         // Here the rows are there for all threads, and all have done with those of the tile before.
         threadgroup_barrier(mem_flags::mem_threadgroup);
         parity = 1 - parity;
@@ -316,6 +318,7 @@ template <typename KV, int HEADS>
 #define DECODE(NAME, KV, HEADS) INSTANCE(decode_latent_attention_##NAME##_##HEADS, decode_latent_attention, KV, HEADS)
 DECODE(f16, half, 16)
 DECODE(bf16, bfloat, 16)
+DECODE(q8_0, Code, 16)
 
 // Merges the pieces of a row for four values a lane of one head. A warp has every eighth piece.
 [[kernel]] void decode_latent_attention_merge(

@@ -11,6 +11,7 @@
 
 #define FOR_NVIDIA
 #define MAX_THREADS 128
+#include "cached.h"
 #include "prefill.h"
 #include "rounded.h"
 
@@ -58,6 +59,7 @@ inline void visit_own_chunks(threadgroup ushort* rows, uint dim, uint thread_ind
 // Begins to copy rows of the cache.
 template <int KEYS, int MAX_DIM, typename KV>
 inline void begin_copy(
+    constant Pages& pages,
     device const KV* cache,
     threadgroup const uint* cache_rows,
     threadgroup ushort* target,
@@ -65,7 +67,7 @@ inline void begin_copy(
     uint thread_index
 ) {
     visit_own_chunks<KEYS, MAX_DIM>(target, dim, thread_index, [&](uint row, uint value, threadgroup ushort* place) {
-        msl_copy((threadgroup uint4*)place, (device const uint4*)(cache + value + ulong(cache_rows[row]) * dim));
+        begin_eight(pages, cache, cache_rows[row], dim, value, place);
     });
     msl_end_group();
 }
@@ -74,14 +76,9 @@ inline void begin_copy(
 template <int KEYS, int MAX_DIM, typename KV>
 inline void end_copy(threadgroup ushort* target, uint dim, uint thread_index) {
     msl_wait_for_groups<0>();
-    if (is_same_v<KV, bfloat>) {
-        visit_own_chunks<KEYS, MAX_DIM>(target, dim, thread_index, [&](uint, uint, threadgroup ushort* place) {
-            uint4 words = *(threadgroup const uint4*)place;
-#pragma clang loop unroll(full)
-            for (int i = 0; i < 4; ++i) {
-                words[i] = msl_halves(as_type<float>(words[i] << 16), as_type<float>(words[i] & 0xFFFF0000u));
-            }
-            *(threadgroup uint4*)place = words;
+    if (is_converted<KV>()) {
+        visit_own_chunks<KEYS, MAX_DIM>(target, dim, thread_index, [&](uint, uint value, threadgroup ushort* place) {
+            end_eight<KV>(place, value);
         });
     }
 }
@@ -173,7 +170,7 @@ template <typename KV, int MAX_HEAD_DIM, int MAX_VALUE_DIM, int ROW_TILES, int K
         rows[thread_index].exists = first_row + thread_index < num_rows;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    begin_copy<KEYS, MAX_HEAD_DIM>(k_cache, cache_rows, keys, HEAD_DIM, thread_index);
+    begin_copy<KEYS, MAX_HEAD_DIM>(a.pages, k_cache, cache_rows, keys, HEAD_DIM, thread_index);
 
     // A lane has rows g and g + 8 of each 16.
     threadgroup const Row* own_rows = rows + warp * WARP_ROWS + g;
@@ -253,7 +250,7 @@ template <typename KV, int MAX_HEAD_DIM, int MAX_VALUE_DIM, int ROW_TILES, int K
         end_copy<KEYS, MAX_HEAD_DIM, KV>(keys, HEAD_DIM, thread_index);
         // Here the keys are there for all threads, and all have weighed the values of the tile before.
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        begin_copy<KEYS, MAX_VALUE_DIM>(v_cache, cache_rows + parity * KEYS, values, VALUE_DIM, thread_index);
+        begin_copy<KEYS, MAX_VALUE_DIM>(a.pages, v_cache, cache_rows + parity * KEYS, values, VALUE_DIM, thread_index);
 
         // Whether some row of the warp attends to some key of the tile, and whether not every one to every.
         const uint last_key = first_key + KEYS - 1;
@@ -375,7 +372,7 @@ template <typename KV, int MAX_HEAD_DIM, int MAX_VALUE_DIM, int ROW_TILES, int K
             }
         }
         if (first_key + KEYS < end) {
-            begin_copy<KEYS, MAX_HEAD_DIM>(k_cache, cache_rows + (1 - parity) * KEYS, keys, HEAD_DIM, thread_index);
+            begin_copy<KEYS, MAX_HEAD_DIM>(a.pages, k_cache, cache_rows + (1 - parity) * KEYS, keys, HEAD_DIM, thread_index);
         }
         if (counts) {
 #pragma clang loop unroll(full)
@@ -476,3 +473,4 @@ template <typename KV, int MAX_HEAD_DIM, int MAX_VALUE_DIM, int ROW_TILES, int K
     INSTANCE(prefill_attention_##NAME##_256, prefill_attention, KV, 256, 256, 1, 32)
 PREFILL(f16, half)
 PREFILL(bf16, bfloat)
+PREFILL(q8_0, Code)
