@@ -8,9 +8,7 @@ use super::following::Allowed;
 use super::predicting::Predicted;
 use crate::config::{EngineConfig, SpeculativeConfig, SpeculativeMethod};
 use crate::scheduler::{ScheduledRow, SeqId};
-use crate::speculation::{
-    Acceptance, Draft, DraftSource, DraftedSequence, Drafter, Evidence, LookupSource,
-};
+use crate::speculation::{Acceptance, Draft, DraftSource, DraftedSequence, Drafter, Evidence, LookupSource};
 
 /// Tokens that drafters take at most before a step, so that a long prompt holds up no step. An automaton takes 0.2 µs for each
 /// (AMD EPYC, 100,000 tokens), and now and then 4 ms for a larger table.

@@ -286,7 +286,9 @@ impl<'a> Loader<'a> {
     pub fn halves(&self, name: &str, outputs: usize, inputs: usize) -> Result<[Linear; 2]> {
         let halves = self.matrix_by_columns(name, 2, outputs, inputs)?.into_iter();
         let halves: Vec<_> = halves.map(|weight| Linear { weight, bias: None }).collect();
-        halves.try_into().map_err(|_| Error::internal("a half of a projection is not there after it was loaded"))
+        halves
+            .try_into()
+            .map_err(|_| Error::internal("a half of a projection is not there after it was loaded"))
     }
 
     /// The second projections of latent attention, for each head: of queries into the latent row,

@@ -192,7 +192,11 @@ impl<A: SelfAttention> Mtp for DecoderLm<A> {
     fn predict(&mut self, state: &[f32]) -> Result<&Buffer> {
         let hidden = &mut self.activations.hidden;
         if state.len() != hidden.width() {
-            return Err(Error::internal(format!("a state of {} values, not {}", state.len(), hidden.width())));
+            return Err(Error::internal(format!(
+                "a state of {} values, not {}",
+                state.len(),
+                hidden.width()
+            )));
         }
         hidden.write(1, |values| values.copy_from_slice(state))?;
         self.mtp_logits()

@@ -11,8 +11,8 @@ use crate::models::{CausalLm, InputBatch};
 use crate::ops::{EXPANDED_GROUP, KvCache, RowForm};
 use crate::sampling::{Sampler, SamplerInput, SamplingParams};
 use crate::speculation::{
-    Acceptance, Draft, DraftCost, DraftSource, DraftedSequence, Drafter, Evidence, LEAST_CHANCE, OwnAcceptance,
-    SecondsPerToken,
+    Acceptance, Draft, DraftCost, DraftSource, DraftedSequence, Drafter, Evidence, LEAST_CHANCE,
+    OwnAcceptance, SecondsPerToken,
 };
 
 /// Tokens of a prompt that it computes at once: a step waits for them.
