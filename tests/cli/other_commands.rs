@@ -74,6 +74,29 @@ fn models_with_latent_attention_and_experts_generate_and_info_tells_of_them() {
 }
 
 #[test]
+fn a_model_that_can_draft_for_itself_says_so_and_does_it_if_asked() {
+    let (model, mtp) = (fixture("tiny/mtp"), r#"--speculative-config={"method":"mtp"}"#);
+    let info = |flags: &str| tinyvllm(&format!("info --json {flags}")).model(&model).run().json().remove(0);
+    let (without, with) = (info(""), info(mtp));
+    let block = |info: &serde_json::Value| info["config"]["mtp_block"].as_str().unwrap().to_owned();
+    assert!(block(&without).starts_with("left out; --speculative-config"), "{without}");
+    assert_eq!(block(&with), "drafts");
+    // 48 halves for each token in each of two layers and in the block.
+    assert_eq!((&without["kv_bytes_per_token"], &with["kv_bytes_per_token"]), (&192.into(), &288.into()));
+
+    let generate = "generate --prompt-ids 5,6,7 --max-tokens 12 --ignore-eos --temperature 0";
+    let plain = tinyvllm(generate).model(&model).run();
+    assert!(plain.stderr.contains("without its MTP block"), "{}", plain.stderr);
+    let drafted = tinyvllm(&format!("{generate} {mtp}")).model(&model).run();
+    assert!(drafted.stderr.contains("drafts with its MTP block"), "{}", drafted.stderr);
+    assert_eq!(drafted.success(), plain.success());
+    let refused = tinyvllm(&format!("{generate} {mtp}")).model(tiny_llama()).run();
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.stderr.contains("LlamaForCausalLM has none"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("suffix"), "{}", refused.stderr);
+}
+
+#[test]
 fn info_tells_configuration_types_and_memory() {
     let info = tinyvllm("info --memory-bandwidth 20").model(fixture("kquant/llama/llama.q4_k_mix.gguf"));
     let text = info.run().success();
