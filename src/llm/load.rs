@@ -401,7 +401,6 @@ impl OpenedModel {
         let config = self.config.with_cached_layers();
         let per_token =
             KvCache::bytes_per_token(&config, block_size, options.kv_cache_dtype.planned()) as u64;
-        let spare_bytes = per_token * (self.num_spare_blocks(options) * block_size) as u64;
         let weight_bytes = match self.quantizer(options)? {
             Some(quantizer) => {
                 quantizer.planned_bytes(&self.checkpoint, |file_type| device.kept_as(file_type))?
@@ -414,7 +413,9 @@ impl OpenedModel {
             max_position_embeddings: self.config.max_position_embeddings,
             usual_model_len: self.config.usual_model_len,
             context_hint: self.config.context_hint,
-            available_bytes: available_bytes.saturating_sub(OVERHEAD_BYTES + spare_bytes),
+            available_bytes: available_bytes.saturating_sub(
+                OVERHEAD_BYTES + self.mtp_bytes(options, per_token, device.useful_batched_tokens()),
+            ),
             is_gpu_memory: device.has_own_memory(),
             useful_batched_tokens: device.useful_batched_tokens(),
             step_cost: device.step_cost(weight_bytes),
@@ -449,6 +450,18 @@ impl OpenedModel {
             let layer_bytes = experts.num_bytes / num_layers as u64;
             ExpertDemand { num_bytes: experts.num_bytes + num_more * layer_bytes, layer_bytes }
         }))
+    }
+
+    /// Memory of drafts by the model's own block beside its weights and its part of the cache: spare blocks, and two rows of
+    /// activations for each token of a step.
+    fn mtp_bytes(&self, options: &LlmOptions, bytes_per_token: u64, useful_batched_tokens: usize) -> u64 {
+        if self.config.mtp_layer().is_none() {
+            return 0;
+        }
+        let num_tokens = options.limits.max_num_batched_tokens.unwrap_or(useful_batched_tokens) as u64;
+        let row_bytes = (size_of::<f32>() * self.config.hidden_size) as u64;
+        let spare_tokens = (self.num_spare_blocks(options) * options.limits.block_size) as u64;
+        spare_tokens.saturating_mul(bytes_per_token).saturating_add(num_tokens.saturating_mul(2 * row_bytes))
     }
 
     /// Blocks of the cache that no sequence has, for what is drafted behind the blocks of one.

@@ -80,7 +80,6 @@ impl<A: SelfAttention> DecoderLm<A> {
             // Some checkpoints store the head although it is the embedding.
             loader.ignore("output.weight");
         }
-        let mtp = config.mtp_layer().map(|index| MtpBlock::load(loader, config, context, &limits, index));
         Ok(Self {
             embedding: loader.matrix("token_embd.weight", vocab, hidden)?,
             layers: (0..config.num_layers)
@@ -93,7 +92,10 @@ impl<A: SelfAttention> DecoderLm<A> {
             ropes: RopeTables::new(loader, config, options.max_model_len)?,
             activations: Activations::new(context, config, &limits)?,
             device_inputs: DeviceInputs::new(context, &limits, options.block_size)?,
-            mtp: mtp.transpose()?,
+            mtp: config
+                .mtp_layer()
+                .map(|index| MtpBlock::load(loader, config, context, &limits, index))
+                .transpose()?,
             config: config.clone(),
             context: Arc::clone(context),
         })
