@@ -4,6 +4,11 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::json;
 use tempfile::TempDir;
+use tinyvllm::kv_cache::BlockId;
+use tinyvllm::runner::{DraftRow, ModelRunner, Runner, Step, StepDraft, StepRow};
+use tinyvllm::sampling::{SamplerInput, SamplingParams};
+use tinyvllm::scheduler::SeqId;
+use tinyvllm::speculation::Draft;
 
 use super::*;
 
@@ -361,4 +366,114 @@ fn progress_ends_with_all_bytes_of_the_block() {
 fn one_block_of_several_is_loaded() {
     let folder = mixed_folder(MODEL, MODEL, &[("num_nextn_predict_layers", json!(u64::MAX))]);
     check_golden(folder.path().to_str().unwrap(), SINGLE());
+}
+
+/// A sequence as a runner sees it, in blocks of its own.
+struct Row {
+    seq: SeqId,
+    tokens: Vec<u32>,
+    num_prompt: usize,
+    blocks: Vec<BlockId>,
+    params: SamplingParams,
+}
+
+impl Row {
+    fn input(&self) -> SamplerInput<'_> {
+        let (prompt, output) = self.tokens.split_at(self.num_prompt);
+        SamplerInput {
+            params: &self.params,
+            seed: 0,
+            stream: 0,
+            prompt_token_ids: prompt,
+            output_token_ids: output,
+            end_token_ids: &[],
+            allowed: None,
+        }
+    }
+
+    /// The row of a step that computes `len` of these tokens, which are the sequence's and perhaps drafted ones.
+    fn step<'a>(&'a self, token_ids: &'a [u32], start: usize, len: usize) -> StepRow<'a> {
+        let is_complete = start + len >= self.tokens.len();
+        StepRow {
+            seq: self.seq,
+            token_ids,
+            start,
+            len,
+            draft: StepDraft { num_tokens: (start + len).saturating_sub(self.tokens.len()), allowed: &[] },
+            num_grouped_tokens: 0,
+            block_table: &self.blocks,
+            copy: None,
+            samples: if is_complete { vec![self.input()] } else { Vec::new() },
+            all_logits: false,
+            prompt_logprobs: None,
+        }
+    }
+}
+
+/// Behind chunks of prompts, single tokens, and drafts that come, that come in part and that do not, beside another sequence.
+#[test]
+fn a_runner_drafts_what_the_block_predicts() {
+    const NUM_OWN_BLOCKS: u32 = 12;
+    let golden = Golden::read(GOLDEN);
+    let drafts = MtpGolden::read().drafts;
+    let Instance { model, cache, .. } = Instance::open(MODEL, Setup { block_size: 4, ..SINGLE() });
+    // Drafts that go beyond the blocks of the sequence are in blocks behind those of all.
+    let first_spare = cache.num_blocks() - 1;
+    let mut runner = ModelRunner::new(model, cache).unwrap().with_spare_blocks(first_spare);
+    let blocks = |first: u32| (first..first + NUM_OWN_BLOCKS).map(BlockId).collect();
+    let sequence = |seq: u64, tokens: &[u32]| Row {
+        seq: SeqId(seq),
+        tokens: tokens.to_vec(),
+        num_prompt: tokens.len(),
+        blocks: blocks(seq as u32 * NUM_OWN_BLOCKS),
+        params: SamplingParams::greedy(),
+    };
+    let mut own = sequence(0, &golden.greedy[..8]);
+    let other = sequence(1, &golden.ids);
+    let mut num_computed = 0;
+    // How many tokens of the prompt, then which tokens are drafted: so many right ones, and whether a wrong one behind them.
+    let pieces = [3, 5];
+    let steps = pieces.into_iter().map(|len| (len, 0, false));
+    let steps =
+        steps.chain([(1, 0, false), (1, 1, false), (1, 0, true), (1, 2, true), (1, 3, false), (1, 1, true)]);
+    for (place, (len, num_right, has_wrong)) in steps.enumerate() {
+        let known = own.tokens.len();
+        let mut token_ids = own.tokens.clone();
+        token_ids.extend_from_slice(&golden.greedy[known..known + num_right]);
+        if has_wrong {
+            token_ids.push(golden.greedy[known + num_right] ^ 1);
+        }
+        let len = len + token_ids.len() - known;
+        let rows = vec![other.step(&other.tokens, 2 * place, 2), own.step(&token_ids, num_computed, len)];
+        let outputs = runner.execute(&Step { rows, num_steps: 1, looks_ahead: false }).unwrap();
+        num_computed += len - usize::from(has_wrong);
+        let sampled: Vec<u32> =
+            outputs[1].samples.iter().flatten().map(|token| token.as_ref().unwrap().token_id).collect();
+        own.tokens.extend(&sampled);
+        assert_eq!(own.tokens, golden.greedy[..own.tokens.len()], "step {place}");
+        let mut draft_of = |row: &Row, num_tokens: usize, max_tokens: usize| {
+            let mut draft = Draft::default();
+            let block_table = &row.blocks[..(num_tokens - 1).div_ceil(4)];
+            let input = row.input();
+            runner.draft(&DraftRow { seq: row.seq, block_table, input, max_tokens, chance: 1.0 }, &mut draft);
+            draft.token_ids
+        };
+        assert_eq!(draft_of(&other, other.tokens.len(), 3), [0; 0], "a prompt that is not computed yet");
+        if sampled.is_empty() {
+            assert_eq!(draft_of(&own, own.tokens.len(), 3), [0; 0], "another one");
+            continue;
+        }
+        for max_tokens in [1, 3, 2] {
+            let expected = &drafts[own.tokens.len() - 8][..max_tokens];
+            assert_eq!(draft_of(&own, own.tokens.len(), max_tokens), expected, "behind step {place}");
+        }
+    }
+    assert!(own.tokens.len() > 20, "{}", own.tokens.len());
+    // What has gone on meanwhile is not drafted for.
+    own.tokens.push(5);
+    let mut draft = Draft::default();
+    let row =
+        DraftRow { seq: own.seq, block_table: &own.blocks, input: own.input(), max_tokens: 3, chance: 1.0 };
+    runner.draft(&row, &mut draft);
+    assert!(draft.is_empty());
 }
