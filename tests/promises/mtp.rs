@@ -107,7 +107,7 @@ impl Constraint for Pattern {
 impl ConstraintState for PatternState {
     fn allowed(&mut self, allowed: &mut TokenMask) -> tinyvllm::Result<bool> {
         allowed.clear();
-        let is_in = |token: &u32| self.0 % 2 == 1 || token % 2 == 0;
+        let is_in = |token: &u32| self.0 % 2 == 1 || token.is_multiple_of(2);
         let few = if self.0 % 3 == 2 { 40..42 } else { 3..VOCAB_SIZE };
         few.filter(is_in).for_each(|token| allowed.insert(token));
         Ok(false)
@@ -155,8 +155,11 @@ fn requests() -> Vec<Request> {
     ]
 }
 
-/// Tokens and log-probabilities of each choice of all requests at once, and how many were preempted.
-fn ranked_together(llm: &Llm) -> (Vec<Vec<Vec<(u32, u32)>>>, usize) {
+/// Of each choice of a request the tokens with the bits of their log-probabilities.
+type Choices = Vec<Vec<(u32, u32)>>;
+
+/// Tokens and log-probabilities of all requests at once, and how many were preempted.
+fn ranked_together(llm: &Llm) -> (Vec<Choices>, usize) {
     let submit = |request: Request| (request.params.n, llm.engine().submit(request).unwrap());
     let streams: Vec<_> = requests().into_iter().map(submit).collect();
     let mut num_preemptions = 0;
@@ -180,13 +183,13 @@ fn ranked_together(llm: &Llm) -> (Vec<Vec<Vec<(u32, u32)>>>, usize) {
 }
 
 /// With the log-probability of the token alone.
-fn plain(folder: &Path) -> Vec<Vec<Vec<(u32, u32)>>> {
+fn plain(folder: &Path) -> Vec<Choices> {
     let llm = load_folder(folder, &options(0, |limits| limits.enable_prefix_caching = false));
     let own = |request| {
         let choices = ranked(&llm, request).into_iter();
         choices.map(|choice| choice.into_iter().map(|(token, bits)| (token, bits[0])).collect()).collect()
     };
-    let expected: Vec<Vec<Vec<_>>> = requests().into_iter().map(own).collect();
+    let expected: Vec<Choices> = requests().into_iter().map(own).collect();
     assert_eq!(llm.engine().stats().unwrap().speculation.num_drafts, 0);
     expected
 }
