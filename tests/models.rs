@@ -25,6 +25,8 @@ use tinyvllm::weights::{Checkpoint, DType, Quantization, Quantizer};
 mod biases;
 #[path = "models/gpt_oss.rs"]
 mod gpt_oss;
+#[path = "models/mtp.rs"]
+mod mtp;
 #[path = "models/names.rs"]
 mod names;
 #[path = "models/packed.rs"]
@@ -73,6 +75,8 @@ struct Setup {
     in_single_precision: bool,
     /// As at the second start with experts in a file: the first one has made it.
     experts_in_file: bool,
+    /// With the block that predicts further tokens.
+    drafts_itself: bool,
 }
 
 impl Default for Setup {
@@ -85,6 +89,7 @@ impl Default for Setup {
             quantization: None,
             in_single_precision: false,
             experts_in_file: false,
+            drafts_itself: false,
         }
     }
 }
@@ -92,7 +97,10 @@ impl Default for Setup {
 impl Instance {
     fn open(path: &str, setup: Setup) -> Self {
         let checkpoint = Checkpoint::open(&fixture(path)).unwrap();
-        let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
+        let mut config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
+        if setup.drafts_itself {
+            config.load_mtp_block(&checkpoint).unwrap();
+        }
         let context = Arc::new(match setup.kernels {
             Kernels::Cpu(level) => Context::cpu(setup.num_threads, level),
             Kernels::Reference => Context::reference(ReferenceBackend::cpu()),
@@ -121,6 +129,7 @@ impl Instance {
             model = load();
         }
         let num_blocks = NUM_BLOCKS * BLOCK_SIZE / setup.block_size;
+        let config = config.with_cached_layers();
         let cache = KvCache::new(&context, &config, num_blocks, setup.block_size, setup.dtype).unwrap();
         Self { model, cache, block_size: setup.block_size, num_grouped: 0 }
     }

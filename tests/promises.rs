@@ -19,6 +19,9 @@ use tinyvllm::runner::EngineLimits;
 use tinyvllm::sampling::{Constraint, RankedLogprobs, SamplingParams};
 use tinyvllm::weights::Checkpoint;
 
+#[path = "promises/mtp.rs"]
+mod mtp;
+
 fn load(options: &LlmOptions) -> Llm {
     load_files("demo", ModelFiles::Demo, options)
 }

@@ -11,8 +11,8 @@ use super::value::parse_value;
 /// Which tokens are tried before they are sampled. None of it changes an answer.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SpeculationArgs {
-    /// How tokens are drafted, as JSON with vLLM's names: "method" (suffix, ngram, draft_model or forced), "model" for
-    /// draft_model, "num_speculative_tokens", for ngram "prompt_lookup_min" and "prompt_lookup_max", and "adaptive", which is
+    /// How tokens are drafted, as JSON with vLLM's names: "method" (suffix, ngram, draft_model, mtp or forced), "model"
+    /// for draft_model, "num_speculative_tokens", for ngram "prompt_lookup_min" and "prompt_lookup_max", and "adaptive", which is
     /// true unless all drafts are to be tried [default: suffix, 8 tokens]
     #[arg(
         long,

@@ -1,6 +1,6 @@
 //! Limits of the engine. The names are vLLM's flags.
 
-use super::SpeculativeConfig;
+use super::{SpeculativeConfig, SpeculativeMethod};
 use crate::{Error, Result};
 
 /// Limits of the engine.
@@ -84,6 +84,15 @@ impl EngineConfig {
         check("num-scheduler-steps", self.num_scheduler_steps, 1, 256)?;
         let num_speculative_tokens = self.speculative.num_speculative_tokens;
         check("num-speculative-tokens", num_speculative_tokens, 0, SpeculativeConfig::MAX_TOKENS)?;
+        if self.speculative.method == SpeculativeMethod::Mtp && num_speculative_tokens > 0 {
+            let num_steps = self.num_scheduler_steps;
+            if num_steps > 1 {
+                return Err(Error::invalid_request(format!(
+                    "--num-scheduler-steps is {num_steps}, and the method mtp drafts between two steps"
+                ))
+                .with_hint("leave --num-scheduler-steps out, or give another method"));
+            }
+        }
         check("max-model-len", self.max_model_len, 2, 1 << 24)?;
         if self.max_num_batched_tokens < self.max_num_seqs {
             return Err(Error::invalid_request(format!(

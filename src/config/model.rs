@@ -16,6 +16,7 @@ mod hf_rope;
 mod json;
 mod latent;
 mod layers;
+mod mtp;
 mod multipliers;
 
 pub use layers::{LayerAttention, Rotation};
@@ -38,7 +39,8 @@ pub struct ModelConfig {
     pub hidden_size: usize,
     /// Decoder layers.
     pub num_layers: usize,
-    /// Layers behind them that predict further tokens, which nothing here does: their weights are not loaded.
+    /// Blocks behind them that predict further tokens. They are not loaded unless the model drafts with the first of them
+    /// (see [`Self::load_mtp_block`]).
     pub num_nextn_layers: usize,
     /// Query heads.
     pub num_heads: usize,
@@ -82,7 +84,7 @@ pub struct ModelConfig {
     pub norm_offset: f32,
     /// What attention scores are multiplied by.
     pub attention_scale: f64,
-    /// What attention of each layer has of its own.
+    /// What attention of each layer has of its own, and of the block behind them if the model drafts with it.
     pub layer_attention: Vec<LayerAttention>,
     /// Keys and values are projections of one latent row for each token, which is what the cache holds. Then
     /// `head_dim` is that of queries and `num_kv_heads` is 1.

@@ -20,6 +20,8 @@ pub enum SpeculativeMethod {
         /// Most tokens of it that are compared.
         max: usize,
     },
+    /// What the model's own block for that predicts.
+    Mtp,
 }
 
 /// Speculation of an engine. Text that a grammar forces is drafted with every method.
@@ -81,7 +83,7 @@ impl SpeculativeConfig {
     }
 
     /// The names of methods, as in the JSON form.
-    pub const METHODS: [&str; 4] = ["suffix", "ngram", "draft_model", "forced"];
+    pub const METHODS: [&str; 5] = ["suffix", "ngram", "draft_model", "mtp", "forced"];
     /// Keys of the JSON form.
     pub const KEYS: [&str; 6] = [METHOD, MODEL, NUM_TOKENS, LOOKUP_MIN, LOOKUP_MAX, ADAPTIVE];
 }
@@ -132,6 +134,7 @@ impl FromStr for SpeculativeConfig {
             _ if is_drafting => SpeculativeMethod::Forced,
             None | Some((_, Some("suffix"))) => SpeculativeMethod::Suffix,
             Some((_, Some("forced"))) => SpeculativeMethod::Forced,
+            Some((_, Some("mtp"))) => SpeculativeMethod::Mtp,
             // As in vLLM, one of the two is the other one if that is missing.
             Some((_, Some("ngram"))) => {
                 let (min, max) = (object.get(LOOKUP_MIN), object.get(LOOKUP_MAX));
@@ -186,6 +189,7 @@ mod tests {
         assert_eq!(SpeculativeConfig::draft_model(without).as_deref(), Some("smollm2"));
         assert_eq!(SpeculativeConfig::draft_model("{}"), None);
         assert_eq!(SpeculativeConfig::draft_model(r#"{"model": "[ngram]"}"#), None);
+        check(r#"{"method": "mtp", "num_speculative_tokens": 1}"#, SpeculativeMethod::Mtp, 1);
         check(r#"{"method": "ngram", "model": "[ngram]"}"#, SpeculativeMethod::Ngram { min: 5, max: 5 }, 8);
         check(r#"{"method": "ngram"}"#, SpeculativeMethod::Ngram { min: 5, max: 5 }, 8);
         check(

@@ -1,11 +1,14 @@
 //! The engine and its drafts: what may follow each sequence is proposed before a step and compared with what came after it.
 
+use std::sync::Arc;
+
 use super::EngineCore;
 use super::core::SequenceState;
 use super::following::Allowed;
+use super::predicting::Predicted;
 use crate::config::{EngineConfig, SpeculativeConfig, SpeculativeMethod};
 use crate::scheduler::{ScheduledRow, SeqId};
-use crate::speculation::{Draft, DraftSource, DraftedSequence, Drafter, LookupSource};
+use crate::speculation::{Acceptance, Draft, DraftSource, DraftedSequence, Drafter, Evidence, LookupSource};
 
 /// Tokens that drafters take at most before a step, so that a long prompt holds up no step. An automaton takes 0.2 µs for each
 /// (AMD EPYC, 100,000 tokens), and now and then 4 ms for a larger table.
@@ -17,6 +20,8 @@ const KEPT_FOR_CACHED: usize = 2;
 /// Drafts of an engine.
 pub(super) struct Drafts {
     source: Option<Box<dyn DraftSource>>,
+    /// Present if the model drafts itself: how often it is right.
+    by_model: Option<Arc<Acceptance>>,
     of_predictions: LookupSource,
     pub(super) max_tokens: usize,
     /// Tokens that all drafters may have: each takes memory for every one, and predictions are in no block of the cache.
@@ -26,8 +31,16 @@ pub(super) struct Drafts {
     draft: Draft,
 }
 
+/// What drafts for a sequence.
+pub(super) enum SequenceDrafter {
+    /// Something that sees its tokens alone.
+    Tokens(TokenDrafter),
+    /// The model itself.
+    Model(Box<Predicted>),
+}
+
 /// The drafter of a sequence, and how many of its tokens it has taken.
-pub(super) struct SequenceDrafter {
+pub(super) struct TokenDrafter {
     drafter: Box<dyn Drafter>,
     num_tokens: usize,
 }
@@ -71,13 +84,15 @@ impl Drafts {
         let config = config.speculative;
         let source: Option<Box<dyn DraftSource>> = match config.method {
             _ if config.num_speculative_tokens == 0 => None,
-            SpeculativeMethod::Forced => None,
+            SpeculativeMethod::Forced | SpeculativeMethod::Mtp => None,
             SpeculativeMethod::Suffix => Some(Box::new(LookupSource::suffix())),
             SpeculativeMethod::Ngram { min, max } => Some(Box::new(LookupSource::ngram(min, max))),
         };
+        let drafts_itself = config.method == SpeculativeMethod::Mtp && config.num_speculative_tokens > 0;
         let of_predictions = LookupSource::suffix();
         Self {
             source,
+            by_model: drafts_itself.then(Arc::default),
             of_predictions,
             max_tokens: config.num_speculative_tokens,
             max_kept_tokens,
@@ -130,6 +145,9 @@ impl EngineCore {
     }
 
     fn look_up(&mut self, id: SeqId, max_new_tokens: &mut usize, draft: &mut Draft) {
+        if let Some(all) = self.drafts.by_model.clone() {
+            return self.predict(id, &all, draft);
+        }
         let (Some(state), Some(sequence)) = (self.table.sequences.get_mut(&id), self.scheduler.sequence(id))
         else {
             return;
@@ -150,12 +168,12 @@ impl EngineCore {
                 stream: index as u32,
                 end_token_ids: &request.end_token_ids,
             });
-            Some(SequenceDrafter { drafter, num_tokens: 0 })
+            Some(SequenceDrafter::Tokens(TokenDrafter { drafter, num_tokens: 0 }))
         };
         if state.drafter.is_none() {
             state.drafter = start();
         }
-        let Some(drafter) = &mut state.drafter else { return };
+        let Some(SequenceDrafter::Tokens(drafter)) = &mut state.drafter else { return };
         let num_before = drafter.num_tokens;
         let mut most =
             self.drafts.max_kept_tokens.saturating_sub(self.drafts.num_kept_tokens).min(*max_new_tokens);
@@ -174,7 +192,9 @@ impl EngineCore {
 
     /// Lets go of what the drafter of a sequence that has ended took.
     pub(super) fn drop_drafter(&mut self, drafter: Option<SequenceDrafter>) {
-        self.drafts.num_kept_tokens -= drafter.map_or(0, |drafter| drafter.num_tokens);
+        if let Some(SequenceDrafter::Tokens(drafter)) = drafter {
+            self.drafts.num_kept_tokens -= drafter.num_tokens;
+        }
     }
 
     /// Hears how many tokens came of a row's draft.
@@ -187,23 +207,27 @@ impl EngineCore {
         let Some(state) = self.table.sequences.get_mut(&row.seq) else { return };
         state.num_accepted_draft_tokens += num_right;
         state.num_rejected_draft_tokens += row.num_draft_tokens - num_right;
-        state.learn_draft(row.num_draft_tokens, num_right);
+        state.learn_draft(row.num_draft_tokens, num_right, self.drafts.by_model.as_deref());
     }
 }
 
 impl SequenceState {
-    fn learn_draft(&mut self, num_tried: usize, num_right: usize) {
+    fn learn_draft(&mut self, num_tried: usize, num_right: usize, by_model: Option<&Acceptance>) {
         let was_forced = match &mut self.allowed {
             Allowed::Tokens(constrained) => constrained.learn_forced(num_tried, num_right),
             Allowed::All | Allowed::NotKnown => false,
         };
-        if let Some(drafter) = self.drafter.as_mut().filter(|_| !was_forced) {
-            drafter.drafter.learn(num_tried, num_right);
+        match (self.drafter.as_mut().filter(|_| !was_forced), by_model) {
+            (Some(SequenceDrafter::Tokens(drafter)), _) => drafter.drafter.learn(num_tried, num_right),
+            (Some(SequenceDrafter::Model(predicted)), Some(all)) => {
+                predicted.acceptance.learn(all, Evidence::Model, num_tried, num_right);
+            }
+            (Some(SequenceDrafter::Model(_)), None) | (None, _) => {}
         }
     }
 }
 
-impl SequenceDrafter {
+impl TokenDrafter {
     /// Takes tokens that it has not seen, up to so many; whether it has all of them now.
     fn catch_up(&mut self, prediction: &[u32], token_ids: &[u32], max_new_tokens: &mut usize) -> bool {
         let num_all = prediction.len() + token_ids.len();

@@ -11,6 +11,7 @@ mod following;
 mod handle;
 mod masks;
 mod output;
+mod predicting;
 mod prefixes;
 mod request;
 mod resolver;

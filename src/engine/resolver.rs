@@ -41,7 +41,8 @@ impl<'a> Resolver<'a> {
         StepDraft { num_tokens: row.num_draft_tokens, allowed }
     }
 
-    fn sampler_input(&self, id: SeqId) -> Option<SamplerInput<'a>> {
+    /// What the sampler has to know for the next token of a sequence.
+    pub(super) fn sampler_input(&self, id: SeqId) -> Option<SamplerInput<'a>> {
         let state = self.table.sequences.get(&id)?;
         let request = self.table.requests.get(&state.request)?;
         let sequence = self.scheduler.sequence(id)?;

@@ -1,5 +1,6 @@
 //! Tensors out of a checkpoint: found by name, checked for shape, repacked for the device.
 
+mod copies;
 mod experts;
 
 use std::cell::RefCell;
@@ -276,6 +277,18 @@ impl<'a> Loader<'a> {
         };
         all.release();
         pieces
+    }
+
+    /// The projection `{name}.weight` of two inputs side by side, `[outputs, 2 · inputs]`, as one of each.
+    ///
+    /// # Errors
+    /// As [`Self::matrix`], and if a half of a row is no whole number of blocks.
+    pub fn halves(&self, name: &str, outputs: usize, inputs: usize) -> Result<[Linear; 2]> {
+        let halves = self.matrix_by_columns(name, 2, outputs, inputs)?.into_iter();
+        let halves: Vec<_> = halves.map(|weight| Linear { weight, bias: None }).collect();
+        halves
+            .try_into()
+            .map_err(|_| Error::internal("a half of a projection is not there after it was loaded"))
     }
 
     /// The second projections of latent attention, for each head: of queries into the latent row,

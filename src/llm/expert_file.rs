@@ -65,7 +65,9 @@ pub(super) fn damage_hint(file: &MatrixFile) -> String {
 
 /// Of all that decides which experts are in the file and what they are.
 fn fingerprint(opened: &OpenedModel, options: &LlmOptions) -> u128 {
-    let mut text = format!("{} {:?} {:?}\n", env!("CARGO_PKG_VERSION"), options.quantization, options.dtype);
+    let mtp = opened.config.mtp_layer();
+    let mut text =
+        format!("{} {:?} {:?} {mtp:?}\n", env!("CARGO_PKG_VERSION"), options.quantization, options.dtype);
     for stamp in opened.checkpoint.file_stamps() {
         let modified = stamp.modified.and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
         text.push_str(&format!("{:?} {} {modified:?}\n", stamp.path, stamp.len));

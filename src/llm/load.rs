@@ -17,7 +17,7 @@ use super::{
     prefix_store,
 };
 use crate::chat::{Chat, ChatConfig};
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, SpeculativeConfig, SpeculativeMethod};
 use crate::engine::{Engine, EngineCore, ModelLimits};
 use crate::grammar::GrammarCompiler;
 use crate::hub::{ModelFiles, ResolvedModel};
@@ -270,8 +270,8 @@ impl Llm {
         compiled.map_err(with_plan)?;
         let kv_cache = KvCache::new(
             &context,
-            &opened.config,
-            engine_config.num_blocks,
+            &opened.config.with_cached_layers(),
+            engine_config.num_blocks + opened.num_spare_blocks(options),
             engine_config.block_size,
             kv_cache_dtype,
         )
@@ -303,7 +303,8 @@ impl Llm {
         });
         let draft = draft.map(|draft| draft.load(options, &engine_config, &context));
         let draft = draft.transpose().map_err(with_plan)?;
-        let mut runner = ModelRunner::new(lm, kv_cache).map_err(with_plan)?;
+        let runner = ModelRunner::new(lm, kv_cache).map_err(with_plan)?;
+        let mut runner = runner.with_spare_blocks(engine_config.num_blocks);
         let store = options.prefix_store.as_ref();
         let store =
             store.map(|store| prefix_store::open(store, &opened, options, &engine_config, &mut runner));
@@ -362,6 +363,9 @@ impl OpenedModel {
             let is_token = |id: &u32| (*id as usize) < config.vocab_size;
             config.eos_token_ids = ids.iter().copied().filter(is_token).collect();
         }
+        if drafts_itself(options) {
+            config.load_mtp_block(&checkpoint)?;
+        }
         checkpoint.ensure_supported()?;
         let (tokenizer, tokenizer_error) = match load_tokenizer(&checkpoint, options.pre_tokenizer.as_deref())
         {
@@ -393,7 +397,9 @@ impl OpenedModel {
             }
         };
         let block_size = options.limits.block_size.max(1);
-        let per_token = KvCache::bytes_per_token(&self.config, block_size, options.kv_cache_dtype.planned());
+        let config = self.config.with_cached_layers();
+        let per_token =
+            KvCache::bytes_per_token(&config, block_size, options.kv_cache_dtype.planned()) as u64;
         let weight_bytes = match self.quantizer(options)? {
             Some(quantizer) => {
                 quantizer.planned_bytes(&self.checkpoint, |file_type| device.kept_as(file_type))?
@@ -402,11 +408,13 @@ impl OpenedModel {
         };
         Ok(MemoryDemand {
             weight_bytes,
-            kv_bytes_per_token: per_token as u64,
+            kv_bytes_per_token: per_token,
             max_position_embeddings: self.config.max_position_embeddings,
             usual_model_len: self.config.usual_model_len,
             context_hint: self.config.context_hint,
-            available_bytes: available_bytes.saturating_sub(OVERHEAD_BYTES),
+            available_bytes: available_bytes.saturating_sub(
+                OVERHEAD_BYTES + self.mtp_bytes(options, per_token, device.useful_batched_tokens()),
+            ),
             is_gpu_memory: device.has_own_memory(),
             useful_batched_tokens: device.useful_batched_tokens(),
             step_cost: device.step_cost(weight_bytes),
@@ -435,10 +443,30 @@ impl OpenedModel {
             |file_type| device.kept_as(file_type),
         )?;
         let num_layers = self.config.num_layers.saturating_sub(config.num_dense_layers).max(1);
-        Ok(traffic.experts.map(|experts| ExpertDemand {
-            num_bytes: experts.num_bytes,
-            layer_bytes: experts.num_bytes / num_layers as u64,
+        // The block that drafts has as many as a layer.
+        let num_more = u64::from(self.config.mtp_layer().is_some());
+        Ok(traffic.experts.map(|experts| {
+            let layer_bytes = experts.num_bytes / num_layers as u64;
+            ExpertDemand { num_bytes: experts.num_bytes + num_more * layer_bytes, layer_bytes }
         }))
+    }
+
+    /// Memory of drafts by the model's own block beside its weights and its part of the cache: spare blocks, and two rows of
+    /// activations for each token of a step.
+    fn mtp_bytes(&self, options: &LlmOptions, bytes_per_token: u64, useful_batched_tokens: usize) -> u64 {
+        if self.config.mtp_layer().is_none() {
+            return 0;
+        }
+        let num_tokens = options.limits.max_num_batched_tokens.unwrap_or(useful_batched_tokens) as u64;
+        let row_bytes = (size_of::<f32>() * self.config.hidden_size) as u64;
+        let spare_tokens = (self.num_spare_blocks(options) * options.limits.block_size) as u64;
+        spare_tokens.saturating_mul(bytes_per_token).saturating_add(num_tokens.saturating_mul(2 * row_bytes))
+    }
+
+    /// Blocks of the cache that no sequence has, for what is drafted behind the blocks of one.
+    fn num_spare_blocks(&self, options: &LlmOptions) -> usize {
+        let num_tokens = options.limits.speculative.num_speculative_tokens;
+        self.config.mtp_layer().map_or(0, |_| num_tokens.div_ceil(options.limits.block_size.max(1)))
     }
 
     /// What has to be said of the model, a line each.
@@ -479,6 +507,12 @@ impl OpenedModel {
             (None, None) => Ok(self.checkpoint.has_packed().then(|| Quantizer::unpacking(Some(num_threads)))),
         }
     }
+}
+
+/// Whether the model is to draft with a block of its own.
+fn drafts_itself(options: &LlmOptions) -> bool {
+    let SpeculativeConfig { method, num_speculative_tokens, .. } = options.limits.speculative;
+    method == SpeculativeMethod::Mtp && num_speculative_tokens > 0
 }
 
 /// Whether a model may be used without its tokenizer, because that is what is wrong.

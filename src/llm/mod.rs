@@ -175,7 +175,8 @@ impl Llm {
     pub fn summary(&self) -> String {
         let left_out = match self.config.num_nextn_layers {
             0 => "",
-            _ => " · without its layers that predict further tokens",
+            _ if self.config.mtp_layer().is_some() => " · drafts with its MTP block",
+            _ => " · without its MTP block",
         };
         format!(
             "{} on {}{left_out} · KV cache {} tokens, context {} · loaded in {:.2} s",

@@ -80,6 +80,14 @@ impl ModelReport {
     }
 }
 
+/// Whether the block that predicts further tokens is loaded, and what loads it.
+fn shown_mtp_block(config: &ModelConfig) -> &'static str {
+    match config.mtp_layer() {
+        Some(_) => "drafts",
+        None => r#"left out; --speculative-config '{"method": "mtp"}' drafts with it"#,
+    }
+}
+
 /// The windows of layers, and how many have them if not all have.
 fn shown_windows(config: &ModelConfig) -> Value {
     let windows: Vec<usize> = config.layer_attention.iter().filter_map(|layer| layer.window).collect();
@@ -140,10 +148,7 @@ impl Llm {
             ));
         }
         if config.num_nextn_layers > 0 {
-            entries.push((
-                "left_out",
-                json!(format!("{} layers that predict further tokens", config.num_nextn_layers)),
-            ));
+            entries.push(("mtp_block", json!(shown_mtp_block(config))));
         }
         Ok(ModelReport {
             name: model.display_name.clone(),

@@ -2,17 +2,48 @@
 
 use std::sync::Arc;
 
-use crate::Result;
 use crate::config::ModelConfig;
 use crate::layers::{Activations, FeedForward, LayerInput, Loader, RopeTables, SelfAttention};
+use crate::models::mtp::{Mtp, MtpBlock};
 use crate::models::{CausalLm, InputBatch, LoadOptions};
-use crate::ops::{Buffer, Context, DeviceInputs, KvCache, Matrix, RmsNorm, StepInputs, embed, norm_logits};
+use crate::ops::{
+    Buffer, Context, DeviceInputs, KvCache, Matrix, RmsNorm, StepInputs, embed, gather_rows, norm_logits,
+};
+use crate::{Error, Result};
 
 /// A pre-normalised layer: attention, then a feed-forward network.
 #[derive(Debug)]
-struct Layer<A> {
+pub(super) struct Layer<A> {
     attention: A,
     feed_forward: FeedForward,
+}
+
+impl<A: SelfAttention> Layer<A> {
+    /// Loads the tensors of layer `index`.
+    ///
+    /// # Errors
+    /// If a tensor is missing or has another shape than `config` says.
+    pub(super) fn load(loader: &Loader<'_>, config: &ModelConfig, index: usize) -> Result<Self> {
+        let prefix = format!("blk.{index}");
+        Ok(Self {
+            attention: A::load(loader, config, &prefix, index)?,
+            feed_forward: FeedForward::load(loader, config, &prefix, index)?,
+        })
+    }
+
+    /// Adds to the residual stream what the layer makes of it.
+    ///
+    /// # Errors
+    /// If the batch does not fit the cache or the activations.
+    pub(super) fn forward(
+        &self,
+        input: LayerInput<'_>,
+        act: &mut Activations,
+        cache: &mut KvCache,
+    ) -> Result<()> {
+        self.attention.forward(input, act, cache)?;
+        self.feed_forward.forward(input, act)
+    }
 }
 
 /// A decoder, by the kind of its attention. What else models differ in, the layers take from the configuration.
@@ -28,6 +59,8 @@ pub(super) struct DecoderLm<A> {
     ropes: RopeTables,
     activations: Activations,
     device_inputs: DeviceInputs,
+    /// Present if the model drafts with it.
+    mtp: Option<MtpBlock<A>>,
 }
 
 impl<A: SelfAttention> DecoderLm<A> {
@@ -47,16 +80,11 @@ impl<A: SelfAttention> DecoderLm<A> {
             // Some checkpoints store the head although it is the embedding.
             loader.ignore("output.weight");
         }
-        let layer = |index: usize| {
-            let prefix = format!("blk.{index}");
-            Ok(Layer {
-                attention: A::load(loader, config, &prefix, index)?,
-                feed_forward: FeedForward::load(loader, config, &prefix, index)?,
-            })
-        };
         Ok(Self {
             embedding: loader.matrix("token_embd.weight", vocab, hidden)?,
-            layers: (0..config.num_layers).map(layer).collect::<Result<_>>()?,
+            layers: (0..config.num_layers)
+                .map(|index| Layer::load(loader, config, index))
+                .collect::<Result<_>>()?,
             norm: loader.norm_times("output_norm", hidden, config.rms_norm_eps, config.logits_scale)?,
             head: (!config.tie_word_embeddings)
                 .then(|| loader.matrix("output.weight", vocab, hidden))
@@ -64,6 +92,10 @@ impl<A: SelfAttention> DecoderLm<A> {
             ropes: RopeTables::new(loader, config, options.max_model_len)?,
             activations: Activations::new(context, config, &limits)?,
             device_inputs: DeviceInputs::new(context, &limits, options.block_size)?,
+            mtp: config
+                .mtp_layer()
+                .map(|index| MtpBlock::load(loader, config, context, &limits, index))
+                .transpose()?,
             config: config.clone(),
             context: Arc::clone(context),
         })
@@ -80,7 +112,7 @@ impl<A: SelfAttention> CausalLm for DecoderLm<A> {
     }
 
     fn forward(&mut self, batch: &InputBatch, cache: &mut KvCache) -> Result<&Buffer> {
-        let Self { context, activations, device_inputs, .. } = self;
+        let Self { context, activations, device_inputs, mtp, .. } = self;
         batch.validate()?;
         let num_positions = batch.positions.iter().max().map_or(0, |position| *position as usize + 1);
         self.ropes.extend_to(num_positions)?;
@@ -91,10 +123,17 @@ impl<A: SelfAttention> CausalLm for DecoderLm<A> {
         embed(context, step, &self.embedding, self.config.embedding_scale, &mut activations.hidden)?;
         for (index, layer) in self.layers.iter().enumerate() {
             // Behind the last layer's attention, only tokens whose logits are wanted matter.
-            let only_outputs = index + 1 == self.layers.len() && outputs.len() < batch.token_ids.len();
+            let is_last = index + 1 == self.layers.len();
+            let only_outputs = is_last && mtp.is_none() && outputs.len() < batch.token_ids.len();
             let input = LayerInput { context, step, ropes: &self.ropes, layer: index, only_outputs };
-            layer.attention.forward(input, activations, cache)?;
-            layer.feed_forward.forward(input, activations)?;
+            layer.forward(input, activations, cache)?;
+        }
+        if let Some(mtp) = mtp {
+            // It is given all of them.
+            mtp.take(context, step, &self.embedding, &activations.hidden, Some(&self.norm))?;
+            if outputs.len() < batch.token_ids.len() {
+                gather_rows(context, step, &mut activations.hidden)?;
+            }
         }
         norm_logits(
             context,
@@ -106,5 +145,67 @@ impl<A: SelfAttention> CausalLm for DecoderLm<A> {
             &mut activations.logits,
         )?;
         Ok(&activations.logits)
+    }
+    fn mtp(&mut self) -> Option<&mut dyn Mtp> {
+        self.mtp.is_some().then_some(self as &mut dyn Mtp)
+    }
+}
+
+impl<A: SelfAttention> DecoderLm<A> {
+    /// A pass of the MTP block, whose states are then in the residual stream; those of the outputs alone, if there are fewer.
+    /// First it is given what is there now, if `from_itself`.
+    fn run_mtp(&mut self, batch: &InputBatch, cache: &mut KvCache, from_itself: bool) -> Result<()> {
+        let Self { context, activations, device_inputs, mtp, .. } = self;
+        let mtp = mtp.as_mut().ok_or_else(|| Error::internal("the model has no MTP block"))?;
+        batch.validate()?;
+        let num_positions = batch.positions.iter().max().map_or(0, |position| *position as usize + 1);
+        self.ropes.extend_to(num_positions)?;
+        let outputs = &batch.logits_indices[..];
+        let step = StepInputs::new(&batch.token_ids, &batch.positions, outputs, &batch.attention);
+        let step = &device_inputs.upload(context, step, cache)?;
+        if from_itself {
+            mtp.take(context, step, &self.embedding, &activations.hidden, None)?;
+        }
+        let input = LayerInput { context, step, ropes: &self.ropes, layer: 0, only_outputs: false };
+        mtp.forward(input, &self.embedding, self.config.embedding_scale, activations, cache)?;
+        if outputs.len() < batch.token_ids.len() {
+            gather_rows(context, step, &mut activations.hidden)?;
+        }
+        Ok(())
+    }
+
+    /// The logits of the block's first state.
+    fn mtp_logits(&mut self) -> Result<&Buffer> {
+        let Self { context, activations, mtp, .. } = self;
+        let mtp = mtp.as_ref().ok_or_else(|| Error::internal("the model has no MTP block"))?;
+        let head = mtp.head.as_ref().or(self.head.as_ref()).unwrap_or(&self.embedding);
+        let Activations { hidden, logits, linear_scratch: scratch, .. } = activations;
+        norm_logits(context, scratch, 1, hidden, &mtp.norm, head, logits)?;
+        Ok(logits)
+    }
+}
+
+impl<A: SelfAttention> Mtp for DecoderLm<A> {
+    fn follow(&mut self, batch: &InputBatch, cache: &mut KvCache) -> Result<&Buffer> {
+        self.run_mtp(batch, cache, false)?;
+        Ok(&self.activations.hidden)
+    }
+
+    fn predict(&mut self, state: &[f32]) -> Result<&Buffer> {
+        let hidden = &mut self.activations.hidden;
+        if state.len() != hidden.width() {
+            return Err(Error::internal(format!(
+                "a state of {} values, not {}",
+                state.len(),
+                hidden.width()
+            )));
+        }
+        hidden.write(1, |values| values.copy_from_slice(state))?;
+        self.mtp_logits()
+    }
+
+    fn predict_behind(&mut self, batch: &InputBatch, cache: &mut KvCache) -> Result<&Buffer> {
+        self.run_mtp(batch, cache, true)?;
+        self.mtp_logits()
     }
 }

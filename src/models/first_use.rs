@@ -28,7 +28,8 @@ pub fn compile_kernels(
     let Some(dry_run) = context.dry_run() else { return Ok(()) };
     let dry_run = Arc::new(dry_run);
     let mut model = load(checkpoint, config, &dry_run, options, &|_| ())?;
-    let mut cache = KvCache::new(&dry_run, config, 1, options.block_size, kv_cache_dtype)?;
+    let cached = config.with_cached_layers();
+    let mut cache = KvCache::new(&dry_run, &cached, 1, options.block_size, kv_cache_dtype)?;
     let mut sampler = DeviceSampler::new(&dry_run)?;
     let mut batch = InputBatch::default();
     let mut forward = |sequences: &[Sequence], num_outputs: usize| {
@@ -38,6 +39,13 @@ pub fn compile_kernels(
             // Which token is chosen decides over no kernel.
             sampler.begin(&dry_run, std::iter::once(SampleParams::greedy()), 1)?;
             sampler.launch(&dry_run, logits)?;
+        }
+        // The block that drafts has the same tokens behind the layers.
+        if let Some(mtp) = model.mtp() {
+            mtp.follow(&batch, &mut cache)?;
+            if batch.token_ids.len() == 1 {
+                mtp.predict_behind(&batch, &mut cache)?;
+            }
         }
         Ok::<_, crate::Error>(())
     };

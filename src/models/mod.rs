@@ -7,6 +7,7 @@ mod batch;
 mod cached_range;
 mod decoder;
 mod first_use;
+mod mtp;
 mod traffic;
 
 use std::sync::Arc;
@@ -22,6 +23,7 @@ pub use crate::layers::LoadProgress;
 pub use batch::InputBatch;
 pub use cached_range::{CachedRange, cached_range};
 pub use first_use::compile_kernels;
+pub use mtp::Mtp;
 pub use traffic::{ExpertTraffic, WeightTraffic};
 
 use decoder::DecoderLm;
@@ -41,6 +43,9 @@ pub trait CausalLm: Send {
     /// [`crate::ErrorKind::Internal`] if the batch is larger than the model was loaded for, or names tokens,
     /// positions or blocks that do not exist.
     fn forward(&mut self, batch: &InputBatch, cache: &mut KvCache) -> Result<&Buffer>;
+
+    /// The same with its MTP block, if it was loaded with it.
+    fn mtp(&mut self) -> Option<&mut dyn Mtp>;
 }
 
 /// How a model is loaded.
@@ -110,7 +115,8 @@ pub fn load(
     let loader = Loader::new(checkpoint, context, options.quantizer.clone(), on_progress)?
         .with_expert_file(options.expert_file.clone())
         .with_norm_offset(config.norm_offset);
-    loader.ignore_layers(config.num_layers..config.num_layers.saturating_add(config.num_nextn_layers));
+    let first_unused = config.mtp_layer().map_or(config.num_layers, |layer| layer + 1);
+    loader.ignore_layers(first_unused..config.num_layers.saturating_add(config.num_nextn_layers));
     let model: Box<dyn CausalLm> = match config.architecture.decoder {
         Decoder::Llama => Box::new(DecoderLm::<Attention>::load(&loader, config, context, options)?),
         Decoder::DeepSeek => Box::new(DecoderLm::<LatentAttention>::load(&loader, config, context, options)?),

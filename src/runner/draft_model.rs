@@ -11,17 +11,12 @@ use crate::models::{CausalLm, InputBatch};
 use crate::ops::{EXPANDED_GROUP, KvCache, RowForm};
 use crate::sampling::{Sampler, SamplerInput, SamplingParams};
 use crate::speculation::{
-    Acceptance, Draft, DraftCost, DraftSource, DraftedSequence, Drafter, Evidence, OwnAcceptance,
+    Acceptance, Draft, DraftCost, DraftSource, DraftedSequence, Drafter, Evidence, LEAST_CHANCE,
+    OwnAcceptance, SecondsPerToken,
 };
-
-/// What of the time of a token was seen counts after one more.
-const KEPT: f64 = 0.9;
 
 /// Tokens of a prompt that it computes at once: a step waits for them.
 const MAX_CHUNK: usize = 128;
-
-/// A draft goes on while it is at least so likely that all of it comes.
-const LEAST_CHANCE: f32 = 0.25;
 
 /// A model that drafts, with a cache of its own.
 pub struct DraftModel {
@@ -40,8 +35,7 @@ struct State {
     logits: Vec<f32>,
     /// Kept for its memory.
     batch: InputBatch,
-    /// What a drafted token takes.
-    seconds_per_token: f64,
+    seconds_per_token: SecondsPerToken,
 }
 
 impl std::fmt::Debug for DraftModel {
@@ -62,7 +56,7 @@ impl DraftModel {
             sampler: Sampler::default(),
             logits: Vec::new(),
             batch: InputBatch::default(),
-            seconds_per_token: 0.0,
+            seconds_per_token: SecondsPerToken::default(),
         };
         Self { state: Arc::new(Mutex::new(state)), acceptance: Arc::default() }
     }
@@ -119,7 +113,7 @@ impl Drafter for ModelDrafter {
 
     fn cost(&mut self) -> Option<DraftCost> {
         let chance = self.own.chance(&self.all, Evidence::Model);
-        Some(DraftCost { chance, seconds_per_token: lock(&self.state).seconds_per_token })
+        Some(DraftCost { chance, seconds_per_token: lock(&self.state).seconds_per_token.get() })
     }
 
     fn draft(&mut self, max_tokens: usize, draft: &mut Draft) {
@@ -167,11 +161,7 @@ impl ModelDrafter {
                 break;
             }
         }
-        let seconds = start.elapsed().as_secs_f64() / draft.len().max(1) as f64;
-        state.seconds_per_token = match state.seconds_per_token {
-            0.0 => seconds,
-            before => KEPT * before + (1.0 - KEPT) * seconds,
-        };
+        state.seconds_per_token.learn(start.elapsed(), draft.len());
         Ok(())
     }
 

@@ -4,6 +4,7 @@ mod available_memory;
 mod draft_model;
 mod memory;
 mod model_runner;
+mod mtp;
 mod probe;
 mod step;
 
@@ -11,4 +12,4 @@ pub use available_memory::{available_memory_bytes, check_addresses};
 pub use draft_model::DraftModel;
 pub use memory::{EngineLimits, ExpertDemand, ExpertWeights, MemoryDemand, MemoryPlan, plan_memory};
 pub use model_runner::ModelRunner;
-pub use step::{RowOutput, Runner, Step, StepDraft, StepRow};
+pub use step::{DraftRow, RowOutput, Runner, Step, StepDraft, StepRow};

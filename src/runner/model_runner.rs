@@ -2,24 +2,27 @@
 
 use std::sync::Arc;
 
-use super::{RowOutput, Runner, Step, StepRow};
+use super::mtp::Predictions;
+use super::{DraftRow, RowOutput, Runner, Step, StepRow};
 use crate::models::{CausalLm, InputBatch};
 use crate::ops::{DeviceSampler, KvCache, RowForm, SampleParams};
 use crate::sampling::{SampledToken, Sampler, SamplerInput};
 use crate::scheduler::SeqId;
+use crate::speculation::Draft;
 use crate::{Error, Result};
 
 /// Runs a model over the paged cache.
 pub struct ModelRunner {
-    model: Box<dyn CausalLm>,
-    kv_cache: KvCache,
-    sampler: Sampler,
+    pub(super) model: Box<dyn CausalLm>,
+    pub(super) kv_cache: KvCache,
+    pub(super) sampler: Sampler,
     /// The sampler of the device, if that is not the CPU.
     device_sampler: Option<DeviceSampler>,
     /// Rows whose next token the device computes already.
     continued: Option<Continued>,
     /// Kept between steps for its memory.
-    batch: InputBatch,
+    pub(super) batch: InputBatch,
+    pub(super) predictions: Predictions,
 }
 
 /// Passes of the device's sampler that were begun before the tokens in front of them were known.
@@ -65,7 +68,15 @@ impl ModelRunner {
         // Block tables grow while sequences generate; their memory is here before.
         batch.attention.block_tables.reserve(kv_cache.num_blocks());
         let device_sampler = DeviceSampler::new(model.context())?;
-        Ok(Self { model, kv_cache, sampler: Sampler::default(), device_sampler, continued: None, batch })
+        Ok(Self {
+            model,
+            kv_cache,
+            sampler: Sampler::default(),
+            device_sampler,
+            continued: None,
+            batch,
+            predictions: Predictions::default(),
+        })
     }
 
     pub(super) fn block_size(&self) -> usize {
@@ -123,9 +134,42 @@ impl Runner for ModelRunner {
         for copy in step.rows.iter().filter_map(|row| row.copy) {
             self.kv_cache.copy_block(copy.source.0, copy.target.0)?;
         }
-        if self.device_sampler.is_some() && step.rows.iter().all(can_sample_on_device) {
-            return self.execute_on_device(step);
-        }
+        let is_on_device = self.device_sampler.is_some() && step.rows.iter().all(can_sample_on_device);
+        let outputs = if is_on_device { self.execute_on_device(step) } else { self.execute_on_host(step) }?;
+        self.follow(step, &outputs);
+        Ok(outputs)
+    }
+
+    fn max_exact_tokens(&self) -> usize {
+        self.model.context().max_exact_rows()
+    }
+
+    fn draft(&mut self, row: &DraftRow<'_>, draft: &mut Draft) {
+        // What could not be computed is not drafted.
+        let _ = self.try_draft(row, draft);
+    }
+
+    fn seconds_per_drafted_token(&self) -> f64 {
+        self.predictions.seconds_per_token.get()
+    }
+
+    fn kv_cache(&mut self) -> Option<&mut KvCache> {
+        Some(&mut self.kv_cache)
+    }
+
+    fn can_look_ahead(&self) -> bool {
+        // The MTP block waits for the tokens of a step.
+        self.device_sampler.is_some() && self.model.config().mtp_layer().is_none()
+    }
+
+    fn has_continued(&self) -> bool {
+        self.continued.is_some()
+    }
+}
+
+impl ModelRunner {
+    /// A step whose tokens are sampled on the host.
+    fn execute_on_host(&mut self, step: &Step<'_>) -> Result<Vec<RowOutput>> {
         self.continued = None;
         self.prepare(step);
         let vocab_size = self.model.config().vocab_size;
@@ -156,22 +200,6 @@ impl Runner for ModelRunner {
             self.continue_multi_step(step, &mut outputs)?;
         }
         Ok(outputs)
-    }
-
-    fn max_exact_tokens(&self) -> usize {
-        self.model.context().max_exact_rows()
-    }
-
-    fn kv_cache(&mut self) -> Option<&mut KvCache> {
-        Some(&mut self.kv_cache)
-    }
-
-    fn can_look_ahead(&self) -> bool {
-        self.device_sampler.is_some()
-    }
-
-    fn has_continued(&self) -> bool {
-        self.continued.is_some()
     }
 }
 

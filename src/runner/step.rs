@@ -5,6 +5,7 @@ use crate::kv_cache::BlockId;
 use crate::ops::KvCache;
 use crate::sampling::{RankedLogprobs, SampledToken, SamplerInput, TokenMask};
 use crate::scheduler::{BlockCopy, SeqId};
+use crate::speculation::Draft;
 
 /// One step, with everything that it needs resolved.
 #[derive(Debug)]
@@ -112,6 +113,21 @@ pub struct RowOutput {
     pub prompt_logprobs: Vec<RankedLogprobs>,
 }
 
+/// A sequence that its own model is to draft for.
+#[derive(Debug, Clone, Copy)]
+pub struct DraftRow<'a> {
+    /// Which.
+    pub seq: SeqId,
+    /// Blocks for all of its tokens but the last, or more.
+    pub block_table: &'a [BlockId],
+    /// What the sampler has to know for the next token.
+    pub input: SamplerInput<'a>,
+    /// Most tokens to draft.
+    pub max_tokens: usize,
+    /// How likely each of them is, if those before it are right.
+    pub chance: f32,
+}
+
 /// Computes steps: the engine's view of a model on a device.
 pub trait Runner: Send {
     /// Computes a step; one output for each row, in order.
@@ -124,6 +140,15 @@ pub trait Runner: Send {
     /// this.
     fn max_exact_tokens(&self) -> usize {
         usize::MAX
+    }
+
+    /// Adds up to [`DraftRow::max_tokens`] tokens to the empty `draft` that its model's MTP block predicts behind a sequence.
+    /// None without such a block, or if the last step has not sampled the sequence's last token.
+    fn draft(&mut self, _row: &DraftRow<'_>, _draft: &mut Draft) {}
+
+    /// What a token of [`draft`](Self::draft) takes; 0 if that is not known yet.
+    fn seconds_per_drafted_token(&self) -> f64 {
+        0.0
     }
 
     /// Its cache, if the contents of blocks can be read and written.

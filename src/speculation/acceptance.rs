@@ -9,7 +9,7 @@ pub enum Evidence {
     Match(usize),
     /// It goes on beside what was drafted before, of which the last so many tokens were right.
     Along(usize),
-    /// Another model says so.
+    /// Another model says so, or a block of the same one.
     Model,
 }
 

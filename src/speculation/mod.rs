@@ -9,11 +9,16 @@
 use crate::sampling::SamplingParams;
 
 mod acceptance;
+mod seconds;
 mod suffix;
 mod suffix_automaton;
 
 pub use acceptance::{Acceptance, Evidence, OwnAcceptance};
+pub use seconds::SecondsPerToken;
 pub use suffix::LookupSource;
+
+/// A model's draft goes on while it is at least so likely that all of it comes.
+pub const LEAST_CHANCE: f32 = 0.25;
 
 /// Tokens that may follow a sequence.
 #[derive(Debug, Clone, Default, PartialEq)]

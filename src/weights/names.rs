@@ -12,7 +12,7 @@ const GLOBAL: [(&str, &str); 3] = [
 ];
 
 /// Modules of a layer, without the `.weight` or `.bias` at the end.
-const LAYER: [(&str, &str); 31] = [
+const LAYER: [(&str, &str); 37] = [
     ("input_layernorm", "attn_norm"),
     ("post_attention_layernorm", "ffn_norm"),
     ("pre_feedforward_layernorm", "pre_ffw_norm"),
@@ -45,6 +45,13 @@ const LAYER: [(&str, &str); 31] = [
     ("mlp.gate_up_proj", "ffn_up"),
     ("shared_mlp.input_linear", "ffn_up"),
     ("shared_mlp.output_linear", "ffn_down"),
+    // Of blocks that predict further tokens.
+    ("eh_proj", "nextn.eh_proj"),
+    ("enorm", "nextn.enorm"),
+    ("hnorm", "nextn.hnorm"),
+    ("embed_tokens", "nextn.embed_tokens"),
+    ("shared_head.head", "nextn.shared_head_head"),
+    ("shared_head.norm", "nextn.shared_head_norm"),
 ];
 
 /// The projections of expert `E`, with what is before it: `mlp.experts.E.gate_proj` is `ffn_gate.E`, as in
@@ -161,6 +168,11 @@ mod tests {
             ("model.layers.3.mlp.experts.down_proj_bias", "blk.3.ffn_down_exps.bias"),
             ("model.layers.3.self_attn.sinks", "blk.3.attn_sinks.weight"),
             ("model.layers.3.mlp.shared_experts.gate_proj.weight", "blk.3.ffn_gate_shexp.weight"),
+            ("model.layers.47.eh_proj.weight", "blk.47.nextn.eh_proj.weight"),
+            ("model.layers.47.enorm.weight", "blk.47.nextn.enorm.weight"),
+            ("model.layers.47.embed_tokens.weight", "blk.47.nextn.embed_tokens.weight"),
+            ("model.layers.47.shared_head.norm.weight", "blk.47.nextn.shared_head_norm.weight"),
+            ("model.layers.47.shared_head.head.weight", "blk.47.nextn.shared_head_head.weight"),
         ] {
             assert_eq!(canonical(theirs).as_deref(), Some(ours));
             assert_eq!(hugging_face(ours).as_deref(), Some(theirs));
@@ -205,6 +217,6 @@ mod tests {
             assert_eq!(canonical(name), None, "{name}");
         }
         assert_eq!(hugging_face("rope_freqs.weight"), None);
-        assert_eq!(hugging_face("blk.0.nextn.eh_proj.weight"), None);
+        assert_eq!(hugging_face("blk.0.nextn.eh.weight"), None);
     }
 }

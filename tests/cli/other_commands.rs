@@ -1,5 +1,7 @@
 //! `info`, `pull`, `completions`, help, and `chat` from a pipe.
 
+use std::path::Path;
+
 use crate::program::{fixture, tiny_llama, tinyvllm};
 
 #[test]
@@ -71,6 +73,46 @@ fn models_with_latent_attention_and_experts_generate_and_info_tells_of_them() {
         assert_eq!(run("--num-scheduler-steps 3"), run(""), "{model}");
         assert!(!run("--kernels reference").is_empty());
     }
+}
+
+#[test]
+fn a_model_that_can_draft_for_itself_says_so_and_does_it_if_asked() {
+    let (model, mtp) = (fixture("tiny/mtp"), r#"--speculative-config={"method":"mtp"}"#);
+    let info = |flags: &str| tinyvllm(&format!("info --json {flags}")).model(&model).run().json().remove(0);
+    let (without, with) = (info(""), info(mtp));
+    let block = |info: &serde_json::Value| info["config"]["mtp_block"].as_str().unwrap().to_owned();
+    assert!(block(&without).starts_with("left out; --speculative-config"), "{without}");
+    assert_eq!(block(&with), "drafts");
+    // 48 halves for each token in each of two layers and in the block.
+    assert_eq!((&without["kv_bytes_per_token"], &with["kv_bytes_per_token"]), (&192.into(), &288.into()));
+
+    let generate = "generate --prompt-ids 5,6,7 --max-tokens 12 --ignore-eos --temperature 0";
+    let plain = tinyvllm(generate).model(&model).run();
+    assert!(plain.stderr.contains("without its MTP block"), "{}", plain.stderr);
+    let drafted = tinyvllm(&format!("{generate} {mtp}")).model(&model).run();
+    assert!(drafted.stderr.contains("drafts with its MTP block"), "{}", drafted.stderr);
+    assert_eq!(drafted.success(), plain.success());
+    // In files, too, its experts are beside the others, and its part of the cache is beside that of the layers.
+    let (folder, prompt) =
+        (tempfile::tempdir().unwrap(), (3..93).map(|id| id.to_string()).collect::<Vec<_>>());
+    let run = |flags: &str| {
+        let words = format!("generate --max-tokens 12 --ignore-eos --temperature 0 {flags}");
+        let program = tinyvllm(&words).args(["--prompt-ids", &prompt.join(",")]).model(&model);
+        let program = program.args([Path::new("--prefix-cache-dir"), folder.path()]);
+        program.args([Path::new("--expert-weights-dir"), folder.path()]).run()
+    };
+    let plain = run("--no-speculation").success();
+    let drafting = format!("--expert-weights file {mtp}");
+    for (flags, is_cached) in [(&drafting[..], false), (&drafting, true), ("--expert-weights file", true)] {
+        let outcome = run(flags);
+        assert_eq!(outcome.stderr.contains("64 of them cached"), is_cached, "{flags}: {}", outcome.stderr);
+        assert_eq!(outcome.success(), plain, "{flags}");
+    }
+
+    let refused = tinyvllm(&format!("{generate} {mtp}")).model(tiny_llama()).run();
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.stderr.contains("LlamaForCausalLM has none"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("suffix"), "{}", refused.stderr);
 }
 
 #[test]

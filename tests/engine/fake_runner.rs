@@ -8,9 +8,10 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use tinyvllm::config::EngineConfig;
-use tinyvllm::runner::{RowOutput, Runner, Step, StepRow};
+use tinyvllm::runner::{DraftRow, RowOutput, Runner, Step, StepRow};
 use tinyvllm::sampling::{SampledToken, Sampler, SamplerInput, SamplingParams};
 use tinyvllm::scheduler::SeqId;
+use tinyvllm::speculation::Draft;
 use tinyvllm::{Error, Result};
 
 pub(crate) const VOCAB_SIZE: usize = 24;
@@ -70,6 +71,8 @@ pub(crate) struct FakeRunner {
     num_steps: u64,
     /// Looks ahead where a step allows it.
     pub(crate) looks_ahead: bool,
+    /// Drafts for itself, and is right in so many of a hundred places. Then it does not look ahead.
+    pub(crate) percent_right: Option<u64>,
     /// The rows of which it did in the last step.
     continued: Vec<(SeqId, usize)>,
 }
@@ -83,6 +86,7 @@ impl FakeRunner {
             fail_at: None,
             num_steps: 0,
             looks_ahead: true,
+            percent_right: None,
             continued: Vec::new(),
         }
     }
@@ -222,7 +226,33 @@ impl Runner for FakeRunner {
     }
 
     fn can_look_ahead(&self) -> bool {
-        self.looks_ahead
+        self.looks_ahead && self.percent_right.is_none()
+    }
+
+    /// What it draws itself, or something else.
+    fn draft(&mut self, row: &DraftRow<'_>, draft: &mut Draft) {
+        let Some(percent_right) = self.percent_right else { return };
+        assert!(draft.is_empty() && row.max_tokens > 0 && row.chance > 0.0);
+        let mut tokens = [row.input.prompt_token_ids, row.input.output_token_ids].concat();
+        assert!(!row.input.output_token_ids.is_empty(), "a draft behind a prompt that is not computed");
+        // All but the last one are in the cache.
+        for (position, token) in tokens.iter().enumerate().rev().skip(1) {
+            let block_size = self.config.block_size;
+            let slot = row.block_table[position / block_size].index() * block_size + position % block_size;
+            let content = self.slots[slot].map(|(token, at, _)| (token, at));
+            assert_eq!(content, Some((*token, position)), "a block of somebody else");
+        }
+        let num_prompt_tokens = row.input.prompt_token_ids.len();
+        for _ in 0..row.max_tokens {
+            let input = SamplerInput { output_token_ids: &tokens[num_prompt_tokens..], ..row.input };
+            let Some(token) = self.sampler.sample(&logits(&tokens), &input) else { return };
+            let mut hasher = DefaultHasher::new();
+            tokens.hash(&mut hasher);
+            let is_right = hasher.finish() % 100 < percent_right;
+            let token = if is_right { token.token_id } else { (token.token_id + 1) % VOCAB_SIZE as u32 };
+            tokens.push(token);
+            draft.push(token, row.chance);
+        }
     }
 
     fn has_continued(&self) -> bool {

@@ -7,6 +7,7 @@ mod drafts;
 mod fair;
 mod fake_runner;
 mod masks;
+mod own_drafts;
 mod pace;
 mod prompts;
 mod rule;
