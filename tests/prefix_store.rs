@@ -73,8 +73,9 @@ fn answer(loaded: &Loaded, request: Request) -> (Vec<u32>, usize) {
 }
 
 /// Waits until the store knows what is in the directory.
-fn wait(loaded: &Loaded, num_packs: u64) {
+fn wait(loaded: &Loaded, folder: &Path) {
     let start = Instant::now();
+    let num_packs = inspect_directory(folder, false).unwrap().packs.len() as u64;
     while loaded.llm.engine().stats().unwrap().prefix_store.unwrap().num_packs < num_packs {
         assert!(start.elapsed() < Duration::from_secs(60), "{:?}", loaded.notices);
         std::thread::sleep(Duration::from_millis(5));
@@ -100,18 +101,20 @@ fn check_restart(files: impl Fn() -> ModelFiles) {
     let requests: Vec<Request> =
         [33, 48, 70, 91].into_iter().map(|len| request(prompt(len, len), None)).collect();
     let answers = fill(&files, folder.path(), &requests);
-    let (plain, again) = (load(files(), None, 16, 8 << 20), load(files(), Some(folder.path()), 16, 8 << 20));
-    wait(&again, 1);
+    let plain = load(files(), None, 16, 8 << 20);
     for (request, answer_before) in requests.iter().zip(&answers) {
+        // What is known of the time that steps take may be a reason to compute what could be read.
+        let again = load(files(), Some(folder.path()), 16, 8 << 20);
+        wait(&again, folder.path());
         let (tokens, num_cached) = answer(&again, request.clone());
         assert_eq!((&tokens, &answer(&plain, request.clone()).0), (answer_before, answer_before));
         assert_eq!(num_cached, (request.prompt_token_ids.len() - 1) / 16 * 16, "all full blocks are read");
         assert_eq!(answer(&again, request.clone()), (tokens, num_cached), "and found in memory then");
+        let stats = again.llm.engine().stats().unwrap();
+        assert_eq!(stats.num_external_hits, num_cached as u64);
+        assert_eq!(stats.prefix_store.unwrap().num_failed_reads, 0);
+        assert!(again.notices.lock().unwrap().is_empty(), "{:?}", again.notices);
     }
-    let stats = again.llm.engine().stats().unwrap();
-    assert_eq!(stats.num_external_hits, (32 + 32 + 64 + 80) as u64);
-    assert_eq!(stats.prefix_store.unwrap().num_failed_reads, 0);
-    assert!(again.notices.lock().unwrap().is_empty(), "{:?}", again.notices);
 }
 
 #[test]
@@ -131,11 +134,13 @@ fn salts_do_not_share_and_another_block_size_finds_nothing() {
     let salted = request(prompt(7, 60), Some("a"));
     let answers = fill(|| ModelFiles::Demo, folder.path(), std::slice::from_ref(&salted));
     let again = demo(Some(folder.path()));
-    wait(&again, 1);
+    wait(&again, folder.path());
     for other in [None, Some(""), Some("b")] {
         let (tokens, num_cached) = answer(&again, request(prompt(7, 60), other));
         assert_eq!((&tokens, num_cached), (&answers[0], 0), "{other:?}");
     }
+    let again = demo(Some(folder.path()));
+    wait(&again, folder.path());
     assert_eq!(answer(&again, salted), (answers[0].clone(), 48));
     let other = load(ModelFiles::Demo, Some(folder.path()), 32, 8 << 20);
     std::thread::sleep(Duration::from_millis(300));
@@ -155,7 +160,7 @@ fn damaged_packs_are_computed_again() {
         std::fs::write(&pack.path, bytes).unwrap();
     }
     let again = demo(Some(folder.path()));
-    wait(&again, 1);
+    wait(&again, folder.path());
     assert_eq!(answer(&again, requests[0].clone()).0, answers[0]);
 }
 
@@ -165,7 +170,7 @@ fn a_cache_that_is_smaller_than_what_is_read_is_no_matter() {
     let requests: Vec<Request> = (0..12).map(|seed| request(prompt(seed, 100), None)).collect();
     let answers = fill(|| ModelFiles::Demo, folder.path(), &requests);
     let again = load(ModelFiles::Demo, Some(folder.path()), 16, 1 << 20);
-    wait(&again, 1);
+    wait(&again, folder.path());
     let streams: Vec<_> =
         requests.iter().map(|request| again.llm.engine().submit(request.clone()).unwrap()).collect();
     for (stream, wanted) in streams.into_iter().zip(&answers) {

@@ -309,6 +309,9 @@ impl EngineCore {
         }
         let mut events = self.take_masks();
         events.append(&mut self.step_with_masks());
+        if !self.has_unfinished() {
+            self.keep_rest();
+        }
         events
     }
 
@@ -345,6 +348,7 @@ impl EngineCore {
                 for (row, output) in plan.rows.iter().zip(outputs) {
                     self.update(row, output, &mut events);
                 }
+                self.keep_some();
             }
             Err(error) => {
                 self.stats.num_failed_steps_in_a_row += 1;
@@ -422,14 +426,15 @@ impl EngineCore {
     /// Running totals.
     #[must_use]
     pub fn stats(&self) -> EngineStats {
-        EngineStats {
+        let mut stats = EngineStats {
             num_waiting: self.scheduler.num_waiting(),
             num_running: self.scheduler.num_running(),
             num_used_blocks: self.scheduler.num_used_blocks(),
             scheduler: self.scheduler.stats(),
-            prefix_store: self.prefix_store_stats(),
             ..self.stats
-        }
+        };
+        self.report_tiers(&mut stats);
+        stats
     }
 
     /// Whether somebody is held for what is to come.
@@ -451,13 +456,13 @@ impl EngineCore {
         let mut samples = row.samples.iter().zip(output.samples);
         let Some((&leader, tokens)) = samples.next() else {
             self.scheduler.advance(row, &[]);
-            self.keep_blocks(row.seq);
+            self.note_published(row.seq);
             return;
         };
         self.learn_draft(row, tokens.iter().flatten().count());
         let (accepted, finish) = self.accept(leader, tokens, events);
         self.scheduler.advance(row, &accepted);
-        self.keep_blocks(row.seq);
+        self.note_published(row.seq);
         self.follow_constraint(leader, &accepted, finish.is_some());
         for (&fork, tokens) in samples {
             let (accepted, finish) = self.accept(fork, tokens, events);

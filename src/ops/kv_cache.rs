@@ -27,7 +27,17 @@ pub(crate) trait DevicePools: fmt::Debug {
     /// Copies a block that exists to `bytes`, which are as many as a block has, in a form of the device's own.
     fn read_block(&self, block: usize, bytes: &mut [u8]) -> Result<()>;
 
-    /// The same the other way round.
+    /// The same for several blocks. Work that writes them has been [waited for](Self::wait).
+    fn read_blocks(&self, parts: &mut [(usize, &mut [u8])]) -> Result<()> {
+        parts.iter_mut().try_for_each(|(block, bytes)| self.read_block(*block, bytes))
+    }
+
+    /// Waits for all work that was given to the device.
+    fn wait(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// [`read_block`](Self::read_block) the other way round.
     fn write_block(&mut self, block: usize, bytes: &[u8]) -> Result<()>;
 }
 
@@ -161,6 +171,29 @@ impl KvCache {
             let (own, others) = rest.split_at_mut(layer_bytes(layer));
             with_held!(layer, |pools| pools.read_block(block as usize, own))?;
             rest = others;
+        }
+        Ok(())
+    }
+
+    /// Copies several blocks as [`read_block`](Self::read_block) does, each to bytes of its own, and waits only once for the
+    /// work that is under way.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_blocks(&self, blocks: &[u32], bytes: &mut [Vec<u8>]) -> Result<()> {
+        for (block, bytes) in blocks.iter().zip(&*bytes) {
+            self.check_block(*block, bytes.len())?;
+        }
+        if let Some(layer) = self.layers.first() {
+            with_held!(layer, |pools| pools.wait())?;
+        }
+        let mut start = 0;
+        for layer in &self.layers {
+            let end = start + layer_bytes(layer);
+            let own = bytes.iter_mut().map(|bytes| &mut bytes[start..end]);
+            let mut parts: Vec<_> = blocks.iter().map(|block| *block as usize).zip(own).collect();
+            with_held!(layer, |pools| pools.read_blocks(&mut parts))?;
+            start = end;
         }
         Ok(())
     }

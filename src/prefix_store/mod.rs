@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 pub use fingerprint::{FingerprintParts, LoadedFile};
 pub use inspect::{DirectoryReport, PackContents, PackReport, clear_directory, inspect_directory};
@@ -30,14 +31,15 @@ pub use name::{BlockName, Fingerprint, Namer};
 pub use reader::{Fetched, Wanted};
 
 use self::directory::Directory;
+use self::fingerprint::Hashing;
 use self::pack::BlockRecord;
 use self::reader::FetchJob;
 use self::shelf::Shelf;
 use self::writer::{Put, Writer};
 use crate::{Error, Result};
 
-/// Bytes that may wait to be written.
-const MAX_QUEUED_BYTES: u64 = 256 << 20;
+/// Bytes that may wait to be written: memory of the host that the store takes.
+pub const MAX_QUEUED_BYTES: u64 = 256 << 20;
 /// Blocks that may wait to be written, and prefixes to be read.
 const QUEUE: usize = 4_096;
 /// Bytes of a pack where the limit is large.
@@ -109,6 +111,7 @@ struct Shared {
     block_bytes: u64,
     block_size: u32,
     shelf: Shelf,
+    hashing: Hashing,
     counters: Counters,
     on_notice: OnNotice,
     /// Nothing more is wanted.
@@ -162,6 +165,7 @@ impl PrefixStore {
             block_bytes: block_bytes as u64,
             block_size: u32::try_from(block_size).map_err(too_large)?,
             shelf: Shelf::default(),
+            hashing: Hashing::default(),
             counters: Counters::default(),
             on_notice: Arc::clone(&options.on_notice),
             is_closed: AtomicBool::new(false),
@@ -172,9 +176,10 @@ impl PrefixStore {
             Self { shared: Arc::clone(&shared), puts: Some(puts), jobs: Some(jobs), threads: Vec::new() };
         let own = Arc::clone(&shared);
         store.start("write", move || {
-            let parts = FingerprintParts::new(&own);
-            if let Some(fingerprint) = fingerprint(&parts) {
-                own.shelf.open(Namer { secret: own.directory.secret, fingerprint });
+            let fingerprint = fingerprint(&FingerprintParts::new(&own));
+            let secret = own.directory.secret;
+            own.shelf.open(fingerprint.map(|fingerprint| Namer { secret, fingerprint }));
+            if fingerprint.is_some() {
                 Writer::new(own).run(&queue);
             }
         })?;
@@ -207,15 +212,43 @@ impl PrefixStore {
         self.shared.shelf.num_readable(names)
     }
 
-    /// Whether a block may be given now; if not, it is counted as dropped.
+    /// Whether it is not known yet which model this is, so that nothing is named but may be later.
     #[must_use]
-    pub fn has_room(&self) -> bool {
+    pub fn is_pending(&self) -> bool {
+        self.shared.shelf.is_pending()
+    }
+
+    /// What is left of hashing the weights at its speed so far; none if that is not known.
+    #[must_use]
+    pub fn hashing_time_left(&self) -> Option<Duration> {
+        self.shared.hashing.time_left()
+    }
+
+    /// How many blocks may be given now.
+    #[must_use]
+    pub fn num_free(&self) -> usize {
         let queued = self.shared.counters.queued_bytes.load(Ordering::Relaxed);
-        let has_room = queued + self.shared.block_bytes <= MAX_QUEUED_BYTES.max(self.shared.block_bytes);
-        if !has_room {
-            self.shared.count(|counters| &counters.dropped_blocks, 1);
-        }
-        has_room
+        let block_bytes = self.shared.block_bytes.max(1);
+        let free = MAX_QUEUED_BYTES.max(block_bytes).saturating_sub(queued) / block_bytes;
+        usize::try_from(free).unwrap_or(usize::MAX)
+    }
+
+    /// Counts blocks that were not given, because too many waited.
+    pub fn count_dropped(&self, num_blocks: usize) {
+        self.shared.count(|counters| &counters.dropped_blocks, num_blocks as u64);
+    }
+
+    /// What it takes to check the bytes of a block.
+    #[must_use]
+    pub fn checking_time(&self, bytes: &[u8]) -> Duration {
+        let start = Instant::now();
+        std::hint::black_box(self.shared.directory.secret.hash("bytes", &[&[0; 32], bytes]));
+        start.elapsed()
+    }
+
+    /// Says a line to whoever hears of failures.
+    pub fn notice(&self, line: &str) {
+        self.shared.notice(line);
     }
 
     /// Gives a block to be written, with as many bytes as blocks have. Waits for nothing.

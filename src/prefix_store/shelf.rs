@@ -24,7 +24,8 @@ pub(super) struct Place {
 /// The index from names to places.
 #[derive(Debug, Default)]
 pub(super) struct Shelf {
-    namer: OnceLock<Namer>,
+    /// None in it if it will never be known.
+    namer: OnceLock<Option<Namer>>,
     state: Mutex<State>,
 }
 
@@ -42,13 +43,18 @@ impl Shelf {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn open(&self, namer: Namer) {
+    pub(super) fn open(&self, namer: Option<Namer>) {
         // It is told once.
         let _ = self.namer.set(namer);
     }
 
     pub(super) fn namer(&self) -> Option<&Namer> {
-        self.namer.get()
+        self.namer.get()?.as_ref()
+    }
+
+    /// Whether it is not known yet which model this is.
+    pub(super) fn is_pending(&self) -> bool {
+        self.namer.get().is_none()
     }
 
     pub(super) fn has(&self, name: BlockName) -> bool {

@@ -89,7 +89,7 @@ impl Opened {
         let deliver = move |fetched| sender.send(fetched).is_ok();
         assert!(self.store.fetch(blocks.iter().map(wanted).collect(), deliver));
         let bytes = |fetched| match fetched {
-            Fetched::Block(bytes) => Some(bytes),
+            Fetched::Block(bytes, _) => Some(bytes),
             Fetched::End => None,
         };
         receiver.into_iter().map_while(bytes).collect()

@@ -1,7 +1,7 @@
 //! Blocks of a waiting sequence that somebody else has the contents of: they become free blocks that can be found.
 
 use super::{Scheduler, SeqId};
-use crate::kv_cache::BlockId;
+use crate::kv_cache::{BlockHash, BlockId};
 
 impl Scheduler {
     /// Full blocks before the sequence's last token that the prefix cache has, counted from the first one. They are reused
@@ -13,6 +13,30 @@ impl Scheduler {
             self.pool.release(*block);
         }
         found.len()
+    }
+
+    /// Sees to it that all full blocks of the sequence have names.
+    pub fn name_blocks(&mut self, id: SeqId) {
+        let block_size = self.config.block_size;
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        for index in sequence.block_hashes.len()..sequence.token_ids().len() / block_size {
+            sequence.name_block(index, block_size, &self.hasher);
+        }
+    }
+
+    /// The block that has these names and tokens, as long as nobody else gets it.
+    #[must_use]
+    pub fn find_block(&self, hash: BlockHash, parent: BlockHash, token_ids: &[u32]) -> Option<BlockId> {
+        self.pool.lookup(hash, parent, token_ids)
+    }
+
+    /// Seconds that computing so many tokens of a prompt adds to what is computed anyway; none before steps were seen.
+    #[must_use]
+    pub fn prompt_seconds(&self, num_tokens: usize) -> Option<f64> {
+        let pace = self.pace.as_ref().filter(|pace| pace.knows_seconds())?;
+        let time = pace.step_time();
+        let num_steps = num_tokens / self.config.max_num_batched_tokens.max(1);
+        Some(time.own * num_steps as f64 + time.prompt_token * num_tokens as f64)
     }
 
     /// Blocks that nobody uses.

@@ -71,6 +71,20 @@ impl DevicePools for GpuPools {
         parts.try_for_each(|(pool, bytes)| self.gpu.device().read(pool, block * len, bytes))
     }
 
+    fn read_blocks(&self, parts: &mut [(usize, &mut [u8])]) -> Result<()> {
+        let len = self.buffer_block_bytes();
+        let pieces = parts.iter_mut().flat_map(|(block, bytes)| {
+            let at = *block * len;
+            self.buffers().zip(bytes.chunks_exact_mut(len)).map(move |(pool, bytes)| (pool, at, bytes))
+        });
+        self.gpu.device().read_finished_pieces(&mut pieces.collect::<Vec<_>>())
+    }
+
+    fn wait(&self) -> Result<()> {
+        let device = self.gpu.device();
+        device.wait(device.commit()?)
+    }
+
     fn write_block(&mut self, block: usize, bytes: &[u8]) -> Result<()> {
         let len = self.buffer_block_bytes();
         let mut parts = self.buffers().zip(bytes.chunks_exact(len));

@@ -119,6 +119,14 @@ pub trait Gpu: fmt::Debug + Send + Sync {
         self.read(source, offset, bytes)
     }
 
+    /// The same for several pieces: buffers, where in them, and where to.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    fn read_finished_pieces(&self, pieces: &mut [(&GpuBuffer, usize, &mut [u8])]) -> Result<()> {
+        pieces.iter_mut().try_for_each(|(source, offset, bytes)| self.read_finished(source, *offset, bytes))
+    }
+
     /// Copies `len` bytes from one buffer to another, behind what is queued: by way of the host, unless the device can do it
     /// alone.
     ///

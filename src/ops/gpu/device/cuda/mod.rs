@@ -28,7 +28,7 @@ use super::{ChipClass, Constant, Gpu, GpuBuffer, Launch, Library, Pipeline, Plac
 use crate::weights::SharedBytes;
 use crate::{Error, Result};
 use driver::{Device, Doing, size};
-use memory::DeviceMemory;
+use memory::{DeviceMemory, HostMemory};
 use nvrtc::Nvrtc;
 use pipelines::Pipelines;
 use repeated::Call;
@@ -45,6 +45,9 @@ const COPY_BYTES: usize = 256 << 20;
 const COPIES_PER_PASS: usize = 8;
 const NUM_COPY_PASSES: usize = 5;
 
+/// Bytes of the host that pieces are read to, before they go where they belong: copies to other memory wait for each other.
+const STAGING_BYTES: usize = 8 << 20;
+
 /// What a kernel is launched with, at most: the bytes of its arguments, padded to words, and the addresses of its buffers,
 /// as in `msl/entry_cuda.hpp`.
 const MAX_ARGUMENT_WORDS: usize = MAX_ARGUMENT_BYTES / 8 + MAX_BUFFERS;
@@ -55,6 +58,8 @@ pub struct CudaGpu {
     device: Arc<Device>,
     pipelines: Pipelines,
     commits: Mutex<Commits>,
+    /// Made when it is first needed.
+    staging: Mutex<Option<HostMemory>>,
 }
 
 /// What can be waited for.
@@ -79,7 +84,7 @@ impl CudaGpu {
         let device = Device::open(ordinal)?;
         let compiler = Nvrtc::load()?;
         let pipelines = Pipelines::new(&device, compiler, cache);
-        Ok(Self { device, pipelines, commits: Mutex::default() })
+        Ok(Self { device, pipelines, commits: Mutex::default(), staging: Mutex::default() })
     }
 
     /// Whether this machine has a driver that does not say that it finds no GPU. What else it takes may be missing.
@@ -122,6 +127,44 @@ impl CudaGpu {
         let (from, to) = (DeviceMemory::of(source)?.range(0, len)?, DeviceMemory::of(target)?.range(0, len)?);
         // SAFETY: both ranges are inside their buffers.
         unsafe { result::memcpy_dtod_async(to, from, len, self.device.queue) }.doing("copying on the GPU")
+    }
+
+    /// Reads pieces that fit into `staging` together.
+    fn read_by_way_of(
+        &self,
+        staging: &mut HostMemory,
+        pieces: &mut [(&GpuBuffer, usize, &mut [u8])],
+    ) -> Result<()> {
+        let doing = "reading from the GPU";
+        let total = pieces.iter().map(|(_, _, bytes)| bytes.len()).sum();
+        // SAFETY: all of it is initialised, and nobody else uses it as long as this borrows it.
+        let mut bytes = unsafe { std::slice::from_raw_parts_mut(staging.range(0, total)?.as_ptr(), total) };
+        self.device.enter()?;
+        let mut queued = Ok(());
+        for (source, offset, target) in &*pieces {
+            let (own, others) = bytes.split_at_mut(target.len());
+            bytes = others;
+            let from = DeviceMemory::of(source).and_then(|memory| memory.range(*offset, own.len()));
+            queued = from.and_then(|from| {
+                // SAFETY: the range is inside the buffer. The staging memory lives on, and is not touched before the copy
+                // is waited for, whatever fails.
+                unsafe { result::memcpy_dtoh_async(own, from, self.device.reading) }.doing(doing)
+            });
+            if queued.is_err() {
+                break;
+            }
+        }
+        // SAFETY: the queue lives on.
+        unsafe { result::stream::synchronize(self.device.reading) }.doing(doing)?;
+        queued?;
+        // SAFETY: as above, and the copies are done.
+        let mut bytes = unsafe { std::slice::from_raw_parts(staging.range(0, total)?.as_ptr(), total) };
+        for (_, _, target) in pieces {
+            let (own, others) = bytes.split_at(target.len());
+            target.copy_from_slice(own);
+            bytes = others;
+        }
+        Ok(())
     }
 
     fn commits(&self) -> MutexGuard<'_, Commits> {
@@ -239,6 +282,38 @@ impl Gpu for CudaGpu {
             result::memcpy_dtoh_async(bytes, at, self.device.reading).doing(doing)?;
             result::stream::synchronize(self.device.reading).doing(doing)
         }
+    }
+
+    fn read_finished_pieces(&self, pieces: &mut [(&GpuBuffer, usize, &mut [u8])]) -> Result<()> {
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        let staging = match &mut *staging {
+            Some(staging) => staging,
+            empty => match HostMemory::allocate(&self.device, STAGING_BYTES) {
+                Ok(memory) => empty.insert(memory),
+                // Where the system gives no such memory, one copy waits for the other.
+                Err(_) => {
+                    return pieces
+                        .iter_mut()
+                        .try_for_each(|(source, offset, bytes)| self.read_finished(source, *offset, bytes));
+                }
+            },
+        };
+        let mut rest = pieces;
+        while !rest.is_empty() {
+            let mut len = 0;
+            let fits = |(_, _, bytes): &&(&GpuBuffer, usize, &mut [u8])| {
+                len += bytes.len();
+                len <= STAGING_BYTES
+            };
+            let num_pieces = rest.iter().take_while(fits).count();
+            let (own, others) = rest.split_at_mut(num_pieces.max(1));
+            rest = others;
+            match own {
+                [(source, offset, bytes)] => self.read_finished(source, *offset, bytes)?,
+                own => self.read_by_way_of(staging, own)?,
+            }
+        }
+        Ok(())
     }
 
     fn copy(&self, source: (&GpuBuffer, usize), target: (&GpuBuffer, usize), len: usize) -> Result<()> {

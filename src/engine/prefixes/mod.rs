@@ -1,0 +1,141 @@
+//! The engine and the places where prefixes are kept beside the cache: gives them what was computed, and has read what a new
+//! request begins with.
+//!
+//! A request whose prefix is read is held meanwhile, as one whose mask is made, so others pass it. What was read becomes
+//! free blocks that the scheduler finds by itself. It is never wrong to go on without: what takes too long is computed, and
+//! so is what is computed faster than it is read (`price.rs`). What is to be kept is copied behind steps, a little at a time
+//! (`keeping.rs`). A place is a [`Tier`].
+
+mod disk;
+mod keeping;
+mod price;
+mod restoring;
+#[cfg(test)]
+mod tests;
+mod tier;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use self::price::ReadPrice;
+use self::restoring::Restore;
+use self::tier::{BlockKey, Delivery, Line, Tier};
+use super::{EngineCore, EngineStats};
+use crate::ops::KvCache;
+use crate::prefix_store::PrefixStore;
+use crate::scheduler::SeqId;
+
+/// What may be read and not yet be in the cache.
+const MAX_WAITING_BYTES: usize = 64 << 20;
+
+type Listener = Arc<Mutex<Option<Arc<dyn Fn() + Send + Sync>>>>;
+
+/// Where prefixes are kept, and what is under way.
+pub(super) struct Prefixes {
+    restores: HashMap<SeqId, Restore>,
+    /// Before the tiers, which wait for threads that may wait for this.
+    delivered: Receiver<(SeqId, Delivery)>,
+    sender: SyncSender<(SeqId, Delivery)>,
+    /// Came while the owner of an engine without a thread waited.
+    waiting: Option<(SeqId, Delivery)>,
+    /// There may be more than was taken.
+    has_more: bool,
+    listener: Listener,
+    tiers: Vec<Kept>,
+}
+
+/// A tier, and what is known of it.
+struct Kept {
+    tier: Box<dyn Tier>,
+    price: ReadPrice,
+    /// Seconds that copying a block for it takes.
+    copy_seconds: f64,
+    /// Blocks that can be found in the cache and that the tier was not given yet, the oldest first.
+    unkept: VecDeque<BlockKey>,
+}
+
+/// What is kept of a sequence.
+pub(super) struct Chain {
+    line: Arc<Mutex<Line>>,
+    /// Blocks that were noted to be kept.
+    num_noted: usize,
+    /// Tokens that were read for it.
+    pub(super) num_restored_tokens: usize,
+}
+
+impl Prefixes {
+    fn new(cache: &KvCache) -> Self {
+        let max_waiting = (MAX_WAITING_BYTES / cache.block_bytes().max(1)).clamp(1, 1_024);
+        let (sender, delivered) = sync_channel(max_waiting);
+        Self {
+            restores: HashMap::new(),
+            delivered,
+            sender,
+            waiting: None,
+            has_more: false,
+            listener: Listener::default(),
+            tiers: Vec::new(),
+        }
+    }
+
+    pub(super) fn is_restoring(&self) -> bool {
+        !self.restores.is_empty()
+    }
+
+    fn recv(&mut self) -> Result<(SeqId, Delivery), TryRecvError> {
+        self.waiting.take().map_or_else(|| self.delivered.try_recv(), Ok)
+    }
+}
+
+/// What reading a block takes without the disk, and what copying one from the device takes, measured with the first block,
+/// whose bytes stay what they are.
+fn expected_seconds(store: &PrefixStore, cache: &mut KvCache) -> (f64, f64) {
+    let mut bytes = vec![0; cache.block_bytes()];
+    let start = Instant::now();
+    if cache.read_block(0, &mut bytes).is_err() {
+        return (0.0, 0.0);
+    }
+    let copied = start.elapsed();
+    let start = Instant::now();
+    let written = cache.write_block(0, &bytes).map(|()| start.elapsed()).unwrap_or_default();
+    ((written + store.checking_time(&bytes)).as_secs_f64(), copied.as_secs_f64())
+}
+
+impl EngineCore {
+    /// Keeps prefixes in this store and finds them there. Its blocks are those of the runner's cache.
+    pub fn set_prefix_store(&mut self, store: PrefixStore) {
+        let Some(cache) = self.runner.kv_cache() else { return };
+        let (read_seconds, copy_seconds) = expected_seconds(&store, cache);
+        self.add_tier(Box::new(store), read_seconds, copy_seconds);
+    }
+
+    /// Looks for prefixes in this tier, too, behind those that there are. Reading a block there takes about so long, and
+    /// copying one so long.
+    fn add_tier(&mut self, tier: Box<dyn Tier>, read_seconds: f64, copy_seconds: f64) {
+        let Some(cache) = self.runner.kv_cache() else { return };
+        let prefixes = self.prefixes.get_or_insert_with(|| Prefixes::new(cache));
+        let price = ReadPrice::expected(read_seconds);
+        prefixes.tiers.push(Kept { tier, price, copy_seconds, unkept: VecDeque::new() });
+    }
+
+    /// Adds what the tiers have done.
+    pub(super) fn report_tiers(&self, stats: &mut EngineStats) {
+        self.prefixes.iter().flat_map(|prefixes| &prefixes.tiers).for_each(|kept| kept.tier.report(stats));
+    }
+
+    /// What is to be known of a sequence, if prefixes are kept.
+    pub(super) fn new_chain(&self, cache_salt: Option<&str>) -> Option<Box<Chain>> {
+        let is_kept = self.prefixes.is_some() && self.config().enable_prefix_caching;
+        let line = || Arc::new(Mutex::new(Line::new(cache_salt)));
+        is_kept.then(|| Box::new(Chain { line: line(), num_noted: 0, num_restored_tokens: 0 }))
+    }
+
+    /// Calls `listener` on another thread when something was read.
+    pub(super) fn on_restored(&self, listener: Arc<dyn Fn() + Send + Sync>) {
+        if let Some(prefixes) = &self.prefixes {
+            *prefixes.listener.lock().unwrap_or_else(PoisonError::into_inner) = Some(listener);
+        }
+    }
+}
