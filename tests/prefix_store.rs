@@ -226,3 +226,38 @@ fn a_process_may_be_killed_at_any_moment() {
         }
     }
 }
+
+#[test]
+fn what_waits_for_files_is_in_the_memory_plan() {
+    let folder = tempfile::tempdir().unwrap();
+    let available = |prefix_store| {
+        let options = LlmOptions { prefix_store, ..LlmOptions::default() };
+        let (display_name, files) = ("demo".to_owned(), ModelFiles::Demo);
+        let model = ResolvedModel { display_name, files, revision: None, notice: None };
+        Llm::inspect(&model, &options).unwrap().demand.available_bytes
+    };
+    let directory = folder.path().to_owned();
+    let store = StoreOptions { directory, max_bytes: MAX_BYTES, on_notice: Arc::new(|_| ()) };
+    let (without, with) = (available(None), available(Some(store)));
+    // What other processes take meanwhile is far less.
+    assert!(with + (128 << 20) < without, "{with} {without}");
+}
+
+/// As on a disk that is full: the system takes some of a file and then no more.
+#[cfg(unix)]
+#[test]
+fn a_file_that_cannot_be_written_to_its_end_costs_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, plain) = (folder.path().join("cache"), generate(folder.path().join("other").as_path(), 1));
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "trap '' XFSZ; ulimit -f 64; exec \"$0\" \"$@\""]).arg(plain.get_program());
+    limited.args(generate(&path, 1).get_args()).stdin(Stdio::null());
+    let output = limited.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+    assert_eq!(text.matches("cached prefixes are not written").count(), 1, "{text}");
+    assert_eq!(output.stdout, { plain }.output().unwrap().stdout);
+    assert!(inspect_directory(&path, true).unwrap().packs.is_empty());
+    let files = std::fs::read_dir(&path).unwrap().map(|file| file.unwrap().metadata().unwrap().len());
+    assert!(files.max().unwrap() < 1_000, "what was begun is removed");
+}

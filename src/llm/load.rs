@@ -393,6 +393,9 @@ impl OpenedModel {
                 backend.working_set_bytes().unwrap_or_else(available_memory_bytes)
             }
         };
+        // Of the host's memory, which is this one where a GPU has none of its own.
+        let has_queue = options.prefix_store.is_some() && !device.has_own_memory();
+        let queue_bytes = if has_queue { prefix_store::MAX_QUEUED_BYTES } else { 0 };
         let block_size = options.limits.block_size.max(1);
         let per_token = KvCache::bytes_per_token(&self.config, block_size, options.kv_cache_dtype.planned());
         let weight_bytes = match self.quantizer(options)? {
@@ -407,7 +410,7 @@ impl OpenedModel {
             max_position_embeddings: self.config.max_position_embeddings,
             usual_model_len: self.config.usual_model_len,
             context_hint: self.config.context_hint,
-            available_bytes: available_bytes.saturating_sub(OVERHEAD_BYTES),
+            available_bytes: available_bytes.saturating_sub(OVERHEAD_BYTES + queue_bytes),
             is_gpu_memory: device.has_own_memory(),
             useful_batched_tokens: device.useful_batched_tokens(),
             step_cost: device.step_cost(weight_bytes),

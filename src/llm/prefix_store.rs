@@ -8,6 +8,8 @@ use crate::prefix_store::{LoadedFile, PrefixStore, StoreOptions};
 use crate::runner::{ModelRunner, Runner};
 use crate::{ErrorKind, Result};
 
+pub(super) use crate::prefix_store::MAX_QUEUED_BYTES;
+
 /// Opens the directory and computes the probe. The weights are hashed in the background. None, which is said, if the
 /// system does not let this process use the directory.
 ///
