@@ -3,15 +3,16 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tinyvllm::engine::{Event, Request};
+use tinyvllm::engine::{CacheEvent, Event, Medium, Request};
 use tinyvllm::hub::{ModelFiles, ResolvedModel};
 use tinyvllm::llm::{Llm, LlmOptions, NoProgress};
-use tinyvllm::prefix_store::{StoreOptions, inspect_directory};
+use tinyvllm::prefix_store::{StoreOptions, clear_directory, inspect_directory};
 use tinyvllm::sampling::SamplingParams;
 
 const MAX_BYTES: u64 = 64 << 20;
@@ -260,4 +261,71 @@ fn a_file_that_cannot_be_written_to_its_end_costs_one_line() {
     assert!(inspect_directory(&path, true).unwrap().packs.is_empty());
     let files = std::fs::read_dir(&path).unwrap().map(|file| file.unwrap().metadata().unwrap().len());
     assert!(files.max().unwrap() < 1_000, "what was begun is removed");
+}
+
+/// Where blocks are, by medium and name: parents and tokens, as somebody knows them who has only heard the events.
+type Heard = HashMap<(Medium, u64), (Option<u64>, Vec<u32>)>;
+
+/// Follows what an engine tells of its blocks.
+fn follow(loaded: &Loaded) -> Arc<Mutex<Heard>> {
+    let heard = Arc::new(Mutex::new(Heard::new()));
+    let blocks = Arc::clone(&heard);
+    let listener = move |events| {
+        let mut blocks = blocks.lock().unwrap();
+        for event in events {
+            match event {
+                CacheEvent::Stored { hash, parent, token_ids, medium } => {
+                    assert_eq!(blocks.insert((medium, hash), (parent, token_ids)), None, "stored twice");
+                }
+                CacheEvent::Removed { hash, medium } => {
+                    assert!(blocks.remove(&(medium, hash)).is_some(), "removed and not there");
+                }
+            }
+        }
+    };
+    loaded.llm.engine().watch_cache(Box::new(listener)).unwrap();
+    heard
+}
+
+/// The names of a prompt's full blocks in one place, along the chain of parents.
+fn names(heard: &Heard, prompt: &[u32], medium: Medium) -> Vec<u64> {
+    let mut names: Vec<u64> = Vec::new();
+    for tokens in prompt.chunks_exact(16) {
+        let wanted = (names.last().copied(), tokens.to_vec());
+        let found = heard.iter().find(|((place, _), block)| *place == medium && **block == wanted);
+        let Some(((_, name), _)) = found else { break };
+        names.push(*name);
+    }
+    names
+}
+
+fn wait_until(heard: &Mutex<Heard>, is_done: impl Fn(&Heard) -> bool) {
+    let start = Instant::now();
+    while !is_done(&heard.lock().unwrap()) {
+        assert!(start.elapsed() < Duration::from_secs(60), "{:?}", heard.lock().unwrap().len());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn whoever_follows_the_events_knows_what_is_in_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let requests = [request(prompt(3, 90), None), request(prompt(4, 60), Some("a"))];
+    fill(|| ModelFiles::Demo, folder.path(), &requests);
+    let again = demo(Some(folder.path()));
+    let heard = follow(&again);
+    let (public, secret) = (prompt(3, 90), prompt(4, 60));
+    // Nobody asks for anything meanwhile.
+    wait_until(&heard, |heard| names(heard, &public, Medium::Disk).len() == 5);
+    assert!(heard.lock().unwrap().values().all(|(_, tokens)| *tokens != secret[..16]), "a salted one");
+    answer(&again, requests[0].clone());
+    let both = [Medium::Disk, Medium::Cache].map(|medium| names(&heard.lock().unwrap(), &public, medium));
+    assert_eq!(both[0], both[1], "a block has one name");
+    // What is computed now is told when its file has its name.
+    let other = prompt(9, 40);
+    answer(&again, request(other.clone(), None));
+    wait_until(&heard, |heard| names(heard, &other, Medium::Disk).len() == 2);
+    clear_directory(folder.path()).unwrap();
+    wait_until(&heard, |heard| heard.keys().all(|(medium, _)| *medium == Medium::Cache));
+    assert_eq!(names(&heard.lock().unwrap(), &public, Medium::Cache), both[0]);
 }

@@ -368,15 +368,18 @@ impl EngineCore {
         self.scheduler.keep_pace();
     }
 
-    /// Keeps a record from now on of what can be found in the prefix cache and what no longer, for whoever calls
+    /// Keeps a record from now on of what can be found in the prefix cache and beside it and what no longer, for whoever calls
     /// [`take_cache_events`](Self::take_cache_events) after each step.
     pub fn record_cache_events(&mut self) {
         self.scheduler.record_cache_events();
+        self.record_tier_events();
     }
 
     /// Takes what was recorded since the last time, in the order in which it happened.
     pub fn take_cache_events(&mut self) -> Vec<CacheEvent> {
-        self.scheduler.take_cache_events()
+        let mut events = self.scheduler.take_cache_events();
+        events.append(&mut self.take_tier_events());
+        events
     }
 
     /// What the device failed with, if it is lost: no step can succeed any more.

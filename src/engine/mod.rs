@@ -25,5 +25,5 @@ pub use output::{Event, FinishReason, PromptProgress, SequenceStats, StepSizes};
 pub use request::{ModelLimits, Request, RequestId};
 pub use sink::{EventSink, OnAccepted, OnCacheEvents};
 
-pub use crate::kv_cache::{BlockMiss, CacheEvent};
+pub use crate::kv_cache::{BlockMiss, CacheEvent, Medium};
 pub use crate::scheduler::{ClientId, PrefixMiss, Weight};

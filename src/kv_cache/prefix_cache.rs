@@ -29,7 +29,8 @@ impl BlockHash {
     }
 
     /// Whether a salt is behind the prefix.
-    pub(super) fn is_private(self) -> bool {
+    #[must_use]
+    pub fn is_private(self) -> bool {
         self.0 & Self::PRIVATE != 0
     }
 

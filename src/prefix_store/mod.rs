@@ -19,9 +19,9 @@ mod writer;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -34,7 +34,7 @@ use self::directory::Directory;
 use self::fingerprint::Hashing;
 use self::pack::BlockRecord;
 use self::reader::FetchJob;
-use self::shelf::Shelf;
+use self::shelf::{Change, Shelf};
 use self::writer::{Put, Writer};
 use crate::{Error, Result};
 
@@ -116,6 +116,20 @@ struct Shared {
     on_notice: OnNotice,
     /// Nothing more is wanted.
     is_closed: AtomicBool,
+    /// Is called when the record of changes has something in it.
+    on_change: Mutex<Option<OnChange>>,
+}
+
+/// Hears on another thread that blocks can be read that could not, or no longer.
+pub type OnChange = Box<dyn Fn() + Send>;
+
+/// A block can be read, or no longer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StoreChange {
+    /// It can, and this is what asks for it.
+    Added(Wanted),
+    /// It cannot.
+    Removed(BlockName),
 }
 
 impl Shared {
@@ -125,6 +139,15 @@ impl Shared {
 
     fn notice(&self, line: &str) {
         (self.on_notice)(line);
+    }
+
+    /// Tells whoever follows the record, if there is something in it.
+    fn tell_of_changes(&self) {
+        if self.shelf.has_changes()
+            && let Some(on_change) = &*self.on_change.lock().unwrap_or_else(PoisonError::into_inner)
+        {
+            on_change();
+        }
     }
 
     fn is_closed(&self) -> bool {
@@ -169,6 +192,7 @@ impl PrefixStore {
             counters: Counters::default(),
             on_notice: Arc::clone(&options.on_notice),
             is_closed: AtomicBool::new(false),
+            on_change: Mutex::default(),
         });
         let (puts, queue) = sync_channel(QUEUE);
         let (jobs, job_queue) = sync_channel(QUEUE);
@@ -275,6 +299,23 @@ impl PrefixStore {
     pub fn fetch(&self, wanted: Vec<Wanted>, deliver: impl FnMut(Fetched) -> bool + Send + 'static) -> bool {
         let job = FetchJob { wanted, deliver: Box::new(deliver) };
         self.jobs.as_ref().is_some_and(|jobs| jobs.try_send(job).is_ok())
+    }
+
+    /// Keeps a record from now on of the blocks that can be read, which begins with those that there are. `on_change` hears
+    /// when there is something new in it.
+    pub fn record_changes(&self, on_change: OnChange) {
+        *self.shared.on_change.lock().unwrap_or_else(PoisonError::into_inner) = Some(on_change);
+        self.shared.shelf.record_changes();
+    }
+
+    /// What was recorded since the last time. Blocks of a pack come in the order in which they were written.
+    #[must_use]
+    pub fn take_changes(&self) -> Vec<StoreChange> {
+        let told = |change| match change {
+            Change::Added(place) => StoreChange::Added(place.wanted()),
+            Change::Removed(name) => StoreChange::Removed(name),
+        };
+        self.shared.shelf.take_changes().into_iter().map(told).collect()
     }
 
     /// Running totals.

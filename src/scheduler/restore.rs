@@ -1,7 +1,7 @@
 //! Blocks of a waiting sequence that somebody else has the contents of: they become free blocks that can be found.
 
 use super::{Scheduler, SeqId};
-use crate::kv_cache::{BlockHash, BlockId};
+use crate::kv_cache::{BlockHash, BlockHasher, BlockId};
 
 impl Scheduler {
     /// Full blocks before the sequence's last token that the prefix cache has, counted from the first one. They are reused
@@ -13,6 +13,12 @@ impl Scheduler {
             self.pool.release(*block);
         }
         found.len()
+    }
+
+    /// What names blocks.
+    #[must_use]
+    pub fn hasher(&self) -> &BlockHasher {
+        &self.hasher
     }
 
     /// Sees to it that all full blocks of the sequence have names.

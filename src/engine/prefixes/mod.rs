@@ -19,10 +19,12 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use self::disk::DiskTier;
 use self::price::ReadPrice;
 use self::restoring::Restore;
 use self::tier::{BlockKey, Delivery, Line, Tier};
 use super::{EngineCore, EngineStats};
+use crate::kv_cache::CacheEvent;
 use crate::ops::KvCache;
 use crate::prefix_store::PrefixStore;
 use crate::scheduler::SeqId;
@@ -89,6 +91,14 @@ impl Prefixes {
     }
 }
 
+/// Calls who listens.
+fn wake(listener: &Listener) {
+    let listener = listener.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    if let Some(listener) = listener {
+        listener();
+    }
+}
+
 /// What reading a block takes without the disk, and what copying one from the device takes, measured with the first block,
 /// whose bytes stay what they are.
 fn expected_seconds(store: &PrefixStore, cache: &mut KvCache) -> (f64, f64) {
@@ -108,7 +118,7 @@ impl EngineCore {
     pub fn set_prefix_store(&mut self, store: PrefixStore) {
         let Some(cache) = self.runner.kv_cache() else { return };
         let (read_seconds, copy_seconds) = expected_seconds(&store, cache);
-        self.add_tier(Box::new(store), read_seconds, copy_seconds);
+        self.add_tier(Box::new(DiskTier::new(store)), read_seconds, copy_seconds);
     }
 
     /// Looks for prefixes in this tier, too, behind those that there are. Reading a block there takes about so long, and
@@ -125,6 +135,22 @@ impl EngineCore {
         self.prefixes.iter().flat_map(|prefixes| &prefixes.tiers).for_each(|kept| kept.tier.report(stats));
     }
 
+    /// Keeps a record from now on of what the tiers have.
+    pub(super) fn record_tier_events(&mut self) {
+        let Some(prefixes) = &mut self.prefixes else { return };
+        for kept in &mut prefixes.tiers {
+            let listener = Arc::clone(&prefixes.listener);
+            kept.tier.record_events(Box::new(move || wake(&listener)));
+        }
+    }
+
+    /// What was recorded of the tiers since the last time.
+    pub(super) fn take_tier_events(&mut self) -> Vec<CacheEvent> {
+        let hasher = self.scheduler.hasher();
+        let tiers = self.prefixes.iter_mut().flat_map(|prefixes| &mut prefixes.tiers);
+        tiers.flat_map(|kept| kept.tier.take_events(hasher)).collect()
+    }
+
     /// What is to be known of a sequence, if prefixes are kept.
     pub(super) fn new_chain(&self, cache_salt: Option<&str>) -> Option<Box<Chain>> {
         let is_kept = self.prefixes.is_some() && self.config().enable_prefix_caching;
@@ -132,7 +158,7 @@ impl EngineCore {
         is_kept.then(|| Box::new(Chain { line: line(), num_noted: 0, num_restored_tokens: 0 }))
     }
 
-    /// Calls `listener` on another thread when something was read.
+    /// Calls `listener` on another thread when something was read, or there is a new event of a tier.
     pub(super) fn on_restored(&self, listener: Arc<dyn Fn() + Send + Sync>) {
         if let Some(prefixes) = &self.prefixes {
             *prefixes.listener.lock().unwrap_or_else(PoisonError::into_inner) = Some(listener);

@@ -1,13 +1,13 @@
 //! Reads what a new request begins with, and puts it into the cache.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::super::EngineCore;
 use super::super::following::Allowed;
 use super::price::{Decision, TRIAL_BLOCKS};
 use super::tier::{BlockKey, Contents, Delivery, Place};
-use super::{Chain, Kept, Prefixes};
+use super::{Chain, Kept, Prefixes, wake};
 use crate::scheduler::{SeqId, Sequence};
 
 /// What copying takes at most in front of a step while others run, or the quarter of a step.
@@ -85,10 +85,7 @@ impl EngineCore {
             let (sender, listener) = (prefixes.sender.clone(), Arc::clone(&prefixes.listener));
             let deliver = move |delivery| {
                 let is_taken = sender.send((id, delivery)).is_ok();
-                let listener = listener.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                if let Some(listener) = listener {
-                    listener();
-                }
+                wake(&listener);
                 is_taken
             };
             if kept.tier.fetch(blocks[start..end].to_vec(), Box::new(deliver)) {

@@ -8,7 +8,7 @@ use super::tier::{Contents, Deliver};
 use super::*;
 use crate::config::EngineConfig;
 use crate::engine::{Event, ModelLimits, Request};
-use crate::kv_cache::{BlockHash, BlockId};
+use crate::kv_cache::{BlockHash, BlockHasher, BlockId};
 use crate::ops::cpu::CpuLevel;
 use crate::ops::{Context, KvCacheDType};
 use crate::runner::{RowOutput, Runner, Step};
@@ -159,6 +159,12 @@ impl Tier for MemoryTier {
 
     fn count_dropped(&self, num_blocks: usize) {
         self.shelf.num_dropped.fetch_add(num_blocks, Ordering::Relaxed);
+    }
+
+    fn record_events(&mut self, _on_change: Box<dyn Fn() + Send>) {}
+
+    fn take_events(&mut self, _hasher: &BlockHasher) -> Vec<CacheEvent> {
+        Vec::new()
     }
 
     fn notice(&self, line: &str) {

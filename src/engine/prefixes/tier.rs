@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::Result;
 use crate::engine::EngineStats;
-use crate::kv_cache::{BlockHash, BlockId};
+use crate::kv_cache::{BlockHash, BlockHasher, BlockId, CacheEvent};
 use crate::ops::KvCache;
 use crate::prefix_store::{BlockName, Namer};
 
@@ -130,6 +130,13 @@ pub(super) trait Tier: Send {
 
     /// Counts blocks that it was not given.
     fn count_dropped(&self, num_blocks: usize);
+
+    /// Keeps a record from now on of what it has, for [`take_events`](Self::take_events). `on_change` hears on another thread
+    /// when there is something new in it.
+    fn record_events(&mut self, on_change: Box<dyn Fn() + Send>);
+
+    /// What was recorded since the last time, without what has a salt.
+    fn take_events(&mut self, hasher: &BlockHasher) -> Vec<CacheEvent>;
 
     /// Says a line.
     fn notice(&self, line: &str);
