@@ -76,6 +76,25 @@ pub struct EngineStats {
     pub num_external_hits: u64,
     /// What the prefix store has done; none without one.
     pub prefix_store: Option<StoreStats>,
+    /// What memory of the host has of the cache; none if there is none for it.
+    pub host_tier: Option<HostTierStats>,
+}
+
+/// Running totals of memory of the host for blocks of the cache.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HostTierStats {
+    /// Blocks that are there now.
+    pub num_blocks: u64,
+    /// Bytes of these.
+    pub num_bytes: u64,
+    /// Bytes that there may be.
+    pub max_bytes: u64,
+    /// Blocks that were copied there.
+    pub num_stored_blocks: u64,
+    /// Blocks that were copied back.
+    pub num_read_blocks: u64,
+    /// Blocks that were not copied, because a copy failed or all places were in use.
+    pub num_dropped_blocks: u64,
 }
 
 /// Everything that is unfinished.
@@ -645,14 +664,15 @@ impl EngineCore {
         let arrival = self.table.requests.get(&state.request).map_or(now, |request| request.arrival);
         let scheduled = state.first_scheduled.unwrap_or(now);
         let first_token = state.first_token.unwrap_or(now);
+        let from_tier = |num_tokens: fn(&Chain) -> usize| {
+            state.chain.as_deref().map_or(0, num_tokens).min(sequence.num_cached_tokens())
+        };
         SequenceStats {
             num_prompt_tokens: sequence.prompt_token_ids().len(),
             num_output_tokens: sequence.output_token_ids().len(),
             num_cached_tokens: sequence.num_cached_tokens(),
-            num_restored_tokens: state
-                .chain
-                .as_ref()
-                .map_or(0, |chain| chain.num_restored_tokens.min(sequence.num_cached_tokens())),
+            num_disk_tokens: from_tier(|chain| chain.num_disk_tokens),
+            num_host_tokens: from_tier(|chain| chain.num_host_tokens),
             prefix_miss: sequence.prefix_miss(),
             num_preemptions: sequence.num_preemptions(),
             num_accepted_draft_tokens: state.num_accepted_draft_tokens,

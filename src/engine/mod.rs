@@ -18,7 +18,7 @@ mod scout;
 mod sink;
 mod thread;
 
-pub use self::core::{EngineCore, EngineStats};
+pub use self::core::{EngineCore, EngineStats, HostTierStats};
 pub use drafting::SpeculationStats;
 pub use handle::{AbortHandle, Engine, RequestStream};
 pub use output::{Event, FinishReason, PromptProgress, SequenceStats, StepSizes};

@@ -39,6 +39,7 @@ pub struct BlockPool {
     /// Reused last.
     free_tail: u32,
     num_free: usize,
+    num_allocated: u64,
     block_size: usize,
     cache: Option<PrefixCache>,
 }
@@ -53,6 +54,7 @@ impl BlockPool {
             free_head: NONE,
             free_tail: NONE,
             num_free: 0,
+            num_allocated: 0,
             block_size,
             cache: enable_prefix_caching.then(|| PrefixCache::new(num_blocks, block_size)),
         };
@@ -91,6 +93,7 @@ impl BlockPool {
         let block = BlockId((self.free_head != NONE).then_some(self.free_head)?);
         self.unlink(block.0);
         self.blocks[block.index()].ref_count = 1;
+        self.num_allocated += 1;
         if let Some(cache) = &mut self.cache {
             cache.forget(block);
         }
@@ -134,6 +137,30 @@ impl BlockPool {
     #[must_use]
     pub fn lookup(&self, hash: BlockHash, parent: BlockHash, token_ids: &[u32]) -> Option<BlockId> {
         self.cache.as_ref()?.lookup(hash, parent, token_ids)
+    }
+
+    /// Of the next `num_blocks` that [`allocate`](Self::allocate) gives those that can be found, with their names, those of the
+    /// blocks before them and their tokens.
+    pub fn next_evicted(
+        &self,
+        num_blocks: usize,
+    ) -> impl Iterator<Item = (BlockId, BlockHash, BlockHash, &[u32])> {
+        let first = (self.free_head != NONE).then_some(self.free_head);
+        let next = |block: &u32| {
+            let next = self.blocks[*block as usize].next;
+            (next != NONE).then_some(next)
+        };
+        let blocks = std::iter::successors(first, next).take(num_blocks).map(BlockId);
+        blocks.filter_map(|block| {
+            let (hash, parent, token_ids) = self.cache.as_ref()?.published(block)?;
+            Some((block, hash, parent, token_ids))
+        })
+    }
+
+    /// How many blocks were given so far.
+    #[must_use]
+    pub fn num_allocated(&self) -> u64 {
+        self.num_allocated
     }
 
     /// Why [`lookup`](Self::lookup) finds nothing; `None` without a prefix cache.

@@ -255,6 +255,13 @@ impl PrefixCache {
         self.names[block.index()].is_some()
     }
 
+    /// The block's name, that of the block before it, and its tokens, if it has a name.
+    #[must_use]
+    pub fn published(&self, block: BlockId) -> Option<(BlockHash, BlockHash, &[u32])> {
+        let (hash, parent) = self.names[block.index()]?;
+        Some((hash, parent, self.tokens(block)))
+    }
+
     /// Published blocks.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -15,6 +15,19 @@ impl Scheduler {
         found.len()
     }
 
+    /// Blocks that can be found and that a step may give to somebody else, the next one first, with their names, those of the
+    /// blocks before them and their tokens.
+    pub fn next_evicted(&self) -> impl Iterator<Item = (BlockId, BlockHash, BlockHash, &[u32])> {
+        let per_step = self.config.max_num_batched_tokens / self.config.block_size + self.config.max_num_seqs;
+        self.pool.next_evicted(per_step)
+    }
+
+    /// How many blocks were given to sequences so far.
+    #[must_use]
+    pub fn num_allocated_blocks(&self) -> u64 {
+        self.pool.num_allocated()
+    }
+
     /// What names blocks.
     #[must_use]
     pub fn hasher(&self) -> &BlockHasher {

@@ -12,6 +12,7 @@ mod libraries;
 mod limits;
 mod memory;
 mod models;
+mod offload;
 mod ops;
 mod oracle;
 mod planted;

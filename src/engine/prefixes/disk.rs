@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::tier::{BlockKey, Contents, Deliver, Delivery, Place, Tier};
+use super::tier::{BlockKey, Contents, Deliver, Delivery, Fetch, Tier};
 use crate::Result;
 use crate::engine::EngineStats;
 use crate::kv_cache::{BlockHash, BlockHasher, BlockId, CacheEvent, Medium};
@@ -74,6 +74,10 @@ impl DiskTier {
 }
 
 impl Tier for DiskTier {
+    fn medium(&self) -> Medium {
+        Medium::Disk
+    }
+
     fn is_ready(&self) -> bool {
         self.store.namer().is_some()
     }
@@ -94,21 +98,23 @@ impl Tier for DiskTier {
         self.store.num_readable(names.get(start..).unwrap_or_default())
     }
 
-    fn fetch(&mut self, blocks: Vec<BlockKey>, mut deliver: Deliver) -> bool {
-        let Some(namer) = self.store.namer() else { return false };
+    fn fetch(&mut self, blocks: Vec<BlockKey>, mut deliver: Deliver) -> Fetch {
+        let Some(namer) = self.store.namer() else { return Fetch::Refused };
         let wanted = |block: BlockKey| {
             let (name, parent) = block.names(namer)?;
-            let is_salted = block.line().is_salted();
-            let BlockKey { token_ids, place: Place { num_grouped, .. }, .. } = block;
+            let BlockKey { token_ids, place, .. } = block;
+            let (is_salted, num_grouped) =
+                place.map(|place| (place.line().is_salted(), place.num_grouped))?;
             Some(Wanted { name, parent, num_grouped, is_salted, token_ids })
         };
         let wanted = blocks.into_iter().map_while(wanted).collect();
-        self.store.fetch(wanted, move |fetched| {
+        let deliver = move |fetched| {
             deliver(match fetched {
                 Fetched::Block(bytes, time) => Delivery::Block(Contents::Bytes(bytes), time),
                 Fetched::End => Delivery::End,
             })
-        })
+        };
+        if self.store.fetch(wanted, deliver) { Fetch::Comes } else { Fetch::Refused }
     }
 
     fn has(&self, block: &BlockKey) -> Option<bool> {
@@ -127,14 +133,14 @@ impl Tier for DiskTier {
         cache.read_blocks(&ids, &mut contents)?;
         for ((_, block), bytes) in blocks.into_iter().zip(contents) {
             let Some((name, parent)) = block.names(namer) else { continue };
-            let is_salted = block.line().is_salted();
-            let BlockKey { token_ids, place: Place { num_grouped, .. }, .. } = block;
+            let BlockKey { token_ids, place: Some(place), .. } = block else { continue };
+            let (is_salted, num_grouped) = (place.line().is_salted(), place.num_grouped);
             self.store.put(NewBlock { name, parent, num_grouped, is_salted, token_ids, bytes });
         }
         Ok(())
     }
 
-    fn count_dropped(&self, num_blocks: usize) {
+    fn count_dropped(&mut self, num_blocks: usize) {
         self.store.count_dropped(num_blocks);
     }
 

@@ -1,6 +1,7 @@
-//! Gives tiers what sequences have published: copies blocks from the device behind steps, a little at a time.
+//! Gives tiers what sequences have published, or what the cache is about to give away: copies blocks from the device behind
+//! steps, a little at a time.
 //!
-//! Blocks wait in the cache, where they can be found. Who is evicted before its turn is not kept.
+//! Blocks wait in the cache, where they can be found. What is evicted before its turn is not kept.
 
 use std::time::{Duration, Instant};
 
@@ -35,7 +36,7 @@ impl EngineCore {
         let num_published = sequence.num_published_blocks();
         for index in chain.num_noted..num_published {
             let Some(block) = chain.block(index, sequence, size) else { break };
-            for kept in prefixes.tiers.iter_mut().filter(|kept| kept.may_keep()) {
+            for kept in prefixes.tiers.iter_mut().filter(|kept| kept.takes_published()) {
                 kept.unkept.push_back(block.clone());
                 // More than the cache has blocks cannot be found any more.
                 if kept.unkept.len() > max_unkept {
@@ -102,6 +103,11 @@ impl EngineCore {
 }
 
 impl Kept {
+    /// Whether the tier will ever take what was just published.
+    fn takes_published(&self) -> bool {
+        !self.tier.takes_evicted() && self.may_keep()
+    }
+
     /// Whether the tier will ever take anything.
     fn may_keep(&self) -> bool {
         self.tier.is_ready() || self.tier.is_pending()
@@ -116,7 +122,13 @@ impl Kept {
         let start = Instant::now();
         loop {
             let left = max_time.saturating_sub(start.elapsed());
-            let batch = self.next_batch(left, scheduler, cache.block_bytes());
+            let affordable = (left.as_secs_f64() / self.copy_seconds.max(1e-9)) as usize;
+            let fitting = (BATCH_BYTES / cache.block_bytes().max(1)).max(1);
+            let max_blocks = affordable.clamp(1, fitting).min(self.tier.num_free());
+            let batch = match self.tier.takes_evicted() {
+                true => self.next_evicted(max_blocks, scheduler),
+                false => self.next_published(max_blocks, scheduler),
+            };
             if batch.is_empty() {
                 return;
             }
@@ -132,13 +144,26 @@ impl Kept {
         }
     }
 
-    /// The next blocks that the tier has not, and where they are: as many as can be copied in this time, and at least one.
-    fn next_batch(
-        &mut self,
-        max_time: Duration,
-        scheduler: &Scheduler,
-        block_bytes: usize,
-    ) -> Vec<(BlockId, BlockKey)> {
+    /// Blocks that the cache gives away next and that the tier has not.
+    fn next_evicted(&mut self, max_blocks: usize, scheduler: &Scheduler) -> Vec<(BlockId, BlockKey)> {
+        let num_allocated = Some(scheduler.num_allocated_blocks());
+        if self.num_allocated == num_allocated {
+            return Vec::new();
+        }
+        let key = |(id, hash, parent, token_ids): (_, _, _, &[u32])| {
+            (id, BlockKey { hash, parent, token_ids: token_ids.to_vec(), place: None })
+        };
+        let missing = scheduler.next_evicted().map(key);
+        let missing = missing.filter(|(_, block)| self.tier.has(block) == Some(false));
+        let batch: Vec<_> = missing.take(max_blocks).collect();
+        if batch.is_empty() {
+            self.num_allocated = num_allocated;
+        }
+        batch
+    }
+
+    /// The next published blocks that the tier has not, and where they are.
+    fn next_published(&mut self, max_blocks: usize, scheduler: &Scheduler) -> Vec<(BlockId, BlockKey)> {
         let mut batch = Vec::new();
         if !self.may_keep() {
             self.unkept.clear();
@@ -146,9 +171,6 @@ impl Kept {
         if !self.tier.is_ready() {
             return batch;
         }
-        let affordable = (max_time.as_secs_f64() / self.copy_seconds.max(1e-9)) as usize;
-        let fitting = (BATCH_BYTES / block_bytes.max(1)).max(1);
-        let max_blocks = affordable.clamp(1, fitting).min(self.tier.num_free());
         let mut num_gone = 0;
         while batch.len() < max_blocks
             && let Some(block) = self.unkept.pop_front()

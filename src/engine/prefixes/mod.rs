@@ -7,6 +7,7 @@
 //! (`keeping.rs`). A place is a [`Tier`].
 
 mod disk;
+mod host;
 mod keeping;
 mod price;
 mod restoring;
@@ -20,10 +21,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use self::disk::DiskTier;
+use self::host::HostTier;
 use self::price::ReadPrice;
 use self::restoring::Restore;
 use self::tier::{BlockKey, Delivery, Line, Tier};
 use super::{EngineCore, EngineStats};
+use crate::Result;
 use crate::kv_cache::CacheEvent;
 use crate::ops::KvCache;
 use crate::prefix_store::PrefixStore;
@@ -40,8 +43,8 @@ pub(super) struct Prefixes {
     /// Before the tiers, which wait for threads that may wait for this.
     delivered: Receiver<(SeqId, Delivery)>,
     sender: SyncSender<(SeqId, Delivery)>,
-    /// Came while the owner of an engine without a thread waited.
-    waiting: Option<(SeqId, Delivery)>,
+    /// Is here already: what a tier had at hand, or what came while the owner of an engine without a thread waited.
+    waiting: VecDeque<(SeqId, Delivery)>,
     /// There may be more than was taken.
     has_more: bool,
     listener: Listener,
@@ -56,6 +59,8 @@ struct Kept {
     copy_seconds: f64,
     /// Blocks that can be found in the cache and that the tier was not given yet, the oldest first.
     unkept: VecDeque<BlockKey>,
+    /// Blocks that the cache had given away when the tier had all that was to be given away next.
+    num_allocated: Option<u64>,
 }
 
 /// What is kept of a sequence.
@@ -63,8 +68,9 @@ pub(super) struct Chain {
     line: Arc<Mutex<Line>>,
     /// Blocks that were noted to be kept.
     num_noted: usize,
-    /// Tokens that were read for it.
-    pub(super) num_restored_tokens: usize,
+    /// Tokens that were read from files for it, and those that were copied from memory of the host.
+    pub(super) num_disk_tokens: usize,
+    pub(super) num_host_tokens: usize,
 }
 
 impl Prefixes {
@@ -75,7 +81,7 @@ impl Prefixes {
             restores: HashMap::new(),
             delivered,
             sender,
-            waiting: None,
+            waiting: VecDeque::new(),
             has_more: false,
             listener: Listener::default(),
             tiers: Vec::new(),
@@ -86,8 +92,8 @@ impl Prefixes {
         !self.restores.is_empty()
     }
 
-    fn recv(&mut self) -> Result<(SeqId, Delivery), TryRecvError> {
-        self.waiting.take().map_or_else(|| self.delivered.try_recv(), Ok)
+    fn recv(&mut self) -> std::result::Result<(SeqId, Delivery), TryRecvError> {
+        self.waiting.pop_front().map_or_else(|| self.delivered.try_recv(), Ok)
     }
 }
 
@@ -121,13 +127,26 @@ impl EngineCore {
         self.add_tier(Box::new(DiskTier::new(store)), read_seconds, copy_seconds);
     }
 
+    /// Copies blocks that the cache gives away to memory of the host, of which it takes so many bytes at most, and finds them
+    /// there. To be called before [`set_prefix_store`](Self::set_prefix_store): memory is looked at first. `on_notice` hears
+    /// what has to be said once.
+    ///
+    /// # Errors
+    /// If the cache is in memory of the host itself, there is no room for a block, or the system does not give the memory.
+    pub fn set_host_tier(&mut self, max_bytes: u64, on_notice: impl Fn(&str) + Send + 'static) -> Result<()> {
+        let Some(cache) = self.runner.kv_cache() else { return Ok(()) };
+        let (tier, out, back) = HostTier::new(max_bytes, cache, Box::new(on_notice))?;
+        self.add_tier(Box::new(tier), back.done.as_secs_f64(), out.queued.as_secs_f64());
+        Ok(())
+    }
+
     /// Looks for prefixes in this tier, too, behind those that there are. Reading a block there takes about so long, and
     /// copying one so long.
     fn add_tier(&mut self, tier: Box<dyn Tier>, read_seconds: f64, copy_seconds: f64) {
         let Some(cache) = self.runner.kv_cache() else { return };
         let prefixes = self.prefixes.get_or_insert_with(|| Prefixes::new(cache));
         let price = ReadPrice::expected(read_seconds);
-        prefixes.tiers.push(Kept { tier, price, copy_seconds, unkept: VecDeque::new() });
+        prefixes.tiers.push(Kept { tier, price, copy_seconds, unkept: VecDeque::new(), num_allocated: None });
     }
 
     /// Adds what the tiers have done.
@@ -155,7 +174,8 @@ impl EngineCore {
     pub(super) fn new_chain(&self, cache_salt: Option<&str>) -> Option<Box<Chain>> {
         let is_kept = self.prefixes.is_some() && self.config().enable_prefix_caching;
         let line = || Arc::new(Mutex::new(Line::new(cache_salt)));
-        is_kept.then(|| Box::new(Chain { line: line(), num_noted: 0, num_restored_tokens: 0 }))
+        let chain = || Chain { line: line(), num_noted: 0, num_disk_tokens: 0, num_host_tokens: 0 };
+        is_kept.then(|| Box::new(chain()))
     }
 
     /// Calls `listener` on another thread when something was read, or there is a new event of a tier.

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use super::super::EngineCore;
 use super::super::following::Allowed;
 use super::price::{Decision, TRIAL_BLOCKS};
-use super::tier::{BlockKey, Contents, Delivery, Place};
+use super::tier::{BlockKey, Contents, Delivery, Fetch, Place};
 use super::{Chain, Kept, Prefixes, wake};
+use crate::kv_cache::Medium;
 use crate::scheduler::{SeqId, Sequence};
 
 /// What copying takes at most in front of a step while others run, or the quarter of a step.
@@ -88,10 +89,16 @@ impl EngineCore {
                 wake(&listener);
                 is_taken
             };
-            if kept.tier.fetch(blocks[start..end].to_vec(), Box::new(deliver)) {
-                found = Some((index, end));
-                break;
+            match kept.tier.fetch(blocks[start..end].to_vec(), Box::new(deliver)) {
+                Fetch::Refused => continue,
+                Fetch::Comes => {}
+                Fetch::Here(contents, time) => {
+                    let blocks = contents.into_iter().map(|contents| Delivery::Block(contents, time));
+                    prefixes.waiting.extend(blocks.chain([Delivery::End]).map(|delivery| (id, delivery)));
+                }
             }
+            found = Some((index, end));
+            break;
         }
         let Some((tier, end)) = found else { return false };
         let latest = Instant::now();
@@ -145,14 +152,19 @@ impl EngineCore {
         let Some(block) = self.scheduler.begin_restore(id, index) else { return };
         let start = Instant::now();
         let written = self.runner.kv_cache().is_some_and(|cache| contents.write(cache, block).is_ok());
-        if let Some(kept) = self.prefixes.as_mut().and_then(|prefixes| prefixes.tiers.get_mut(tier)) {
-            kept.price.learn((read_time + start.elapsed()).as_secs_f64());
-        }
+        let Some(kept) = self.prefixes.as_mut().and_then(|prefixes| prefixes.tiers.get_mut(tier)) else {
+            return;
+        };
+        kept.price.learn((read_time + start.elapsed()).as_secs_f64());
+        let medium = kept.tier.medium();
         self.scheduler.end_restore(id, index, block, written);
         if written {
             self.stats.num_external_hits += size as u64;
             if let Some(chain) = self.table.sequences.get_mut(&id).and_then(|state| state.chain.as_mut()) {
-                chain.num_restored_tokens += size;
+                match medium {
+                    Medium::Host => chain.num_host_tokens += size,
+                    Medium::Disk | Medium::Cache => chain.num_disk_tokens += size,
+                }
             }
         }
     }
@@ -194,16 +206,17 @@ impl EngineCore {
         let Some(prefixes) = self.prefixes.as_mut().filter(|prefixes| prefixes.is_restoring()) else {
             return false;
         };
-        if prefixes.waiting.is_none() && !prefixes.has_more {
+        if prefixes.waiting.is_empty() && !prefixes.has_more {
             // What a mask or a slow disk needs is looked at in between.
-            prefixes.waiting = prefixes.delivered.recv_timeout(Duration::from_millis(20)).ok();
+            prefixes.waiting.extend(prefixes.delivered.recv_timeout(Duration::from_millis(20)));
         }
         true
     }
 
     /// Whether something is read that has not come, and nothing that has come is left.
     pub(in crate::engine) fn waits_for_restored(&self) -> bool {
-        self.prefixes.as_ref().is_some_and(|prefixes| prefixes.is_restoring() && !prefixes.has_more)
+        let is_waiting = |prefixes: &Prefixes| prefixes.waiting.is_empty() && !prefixes.has_more;
+        self.prefixes.as_ref().is_some_and(|prefixes| prefixes.is_restoring() && is_waiting(prefixes))
     }
 
     /// Whether any request waits for blocks.
@@ -231,7 +244,7 @@ impl Chain {
         let (hash, parent) = sequence.block_names(index)?;
         let token_ids = sequence.token_ids()[index * size..(index + 1) * size].to_vec();
         let num_grouped = sequence.num_grouped_in(index, size);
-        let place = Place { line: Arc::clone(&self.line), index, num_grouped };
+        let place = Some(Place { line: Arc::clone(&self.line), index, num_grouped });
         Some(BlockKey { hash, parent, token_ids, place })
     }
 }

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::tier::{Contents, Deliver};
+use super::tier::{Contents, Deliver, Fetch};
 use super::*;
 use crate::config::EngineConfig;
 use crate::engine::{Event, ModelLimits, Request};
-use crate::kv_cache::{BlockHash, BlockHasher, BlockId};
+use crate::kv_cache::{BlockHash, BlockHasher, BlockId, Medium};
 use crate::ops::cpu::CpuLevel;
 use crate::ops::{Context, KvCacheDType};
 use crate::runner::{RowOutput, Runner, Step};
@@ -106,6 +106,10 @@ impl MemoryTier {
 }
 
 impl Tier for MemoryTier {
+    fn medium(&self) -> Medium {
+        Medium::Disk
+    }
+
     fn is_ready(&self) -> bool {
         !self.is_pending()
     }
@@ -123,7 +127,7 @@ impl Tier for MemoryTier {
         blocks[start..].iter().take_while(|block| self.bytes(block).is_some()).count()
     }
 
-    fn fetch(&mut self, blocks: Vec<BlockKey>, mut deliver: Deliver) -> bool {
+    fn fetch(&mut self, blocks: Vec<BlockKey>, mut deliver: Deliver) -> Fetch {
         let contents: Vec<_> = blocks.iter().map(|block| self.bytes(block).unwrap()).collect();
         self.shelf.num_fetched.fetch_add(contents.len(), Ordering::Relaxed);
         let time = self.read_time;
@@ -134,7 +138,7 @@ impl Tier for MemoryTier {
             }
             deliver(Delivery::End);
         });
-        true
+        Fetch::Comes
     }
 
     fn has(&self, block: &BlockKey) -> Option<bool> {
@@ -157,7 +161,7 @@ impl Tier for MemoryTier {
         Ok(())
     }
 
-    fn count_dropped(&self, num_blocks: usize) {
+    fn count_dropped(&mut self, num_blocks: usize) {
         self.shelf.num_dropped.fetch_add(num_blocks, Ordering::Relaxed);
     }
 
@@ -212,7 +216,7 @@ fn answer(core: &mut EngineCore, request: Request) -> (Vec<u32>, usize) {
                 Event::Token { token_id, .. } => tokens.push(token_id),
                 Event::Finished { stats, error, .. } => {
                     assert_eq!(error, None);
-                    num_restored = stats.num_restored_tokens;
+                    num_restored = stats.num_disk_tokens;
                 }
                 _ => {}
             }

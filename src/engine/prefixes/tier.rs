@@ -3,9 +3,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::host::HostPlace;
 use crate::Result;
 use crate::engine::EngineStats;
-use crate::kv_cache::{BlockHash, BlockHasher, BlockId, CacheEvent};
+use crate::kv_cache::{BlockHash, BlockHasher, BlockId, CacheEvent, Medium};
 use crate::ops::KvCache;
 use crate::prefix_store::{BlockName, Namer};
 
@@ -15,7 +16,8 @@ pub(super) struct BlockKey {
     pub(super) hash: BlockHash,
     pub(super) parent: BlockHash,
     pub(super) token_ids: Vec<u32>,
-    pub(super) place: Place,
+    /// Where that is known: blocks that the cache gives away are nobody's.
+    pub(super) place: Option<Place>,
 }
 
 /// Which block of which line it is, and how many of its tokens are computed in groups of a prompt.
@@ -61,16 +63,18 @@ impl Line {
     }
 }
 
-impl BlockKey {
+impl Place {
     /// The line, which is only ever used on the engine's thread.
     pub(super) fn line(&self) -> MutexGuard<'_, Line> {
-        self.place.line.lock().unwrap_or_else(PoisonError::into_inner)
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
+impl BlockKey {
     /// The lasting names of the block and of the one before it; none if that has none.
     pub(super) fn names(&self, namer: &Namer) -> Option<(BlockName, BlockName)> {
-        let Place { index, num_grouped, .. } = self.place;
-        self.line().name(index, &self.token_ids, num_grouped, namer)
+        let place = self.place.as_ref()?;
+        place.line().name(place.index, &self.token_ids, place.num_grouped, namer)
     }
 }
 
@@ -86,12 +90,15 @@ pub(super) enum Delivery {
 pub(super) enum Contents {
     /// Its bytes, as [`KvCache::read_block`] gives them.
     Bytes(Vec<u8>),
+    /// They are in memory of the host.
+    Host(Arc<HostPlace>),
 }
 
 impl Contents {
     pub(super) fn write(&self, cache: &mut KvCache, block: BlockId) -> Result<()> {
         match self {
             Self::Bytes(bytes) => cache.write_block(block.0, bytes),
+            Self::Host(place) => place.copy_to(cache, block),
         }
     }
 }
@@ -99,8 +106,21 @@ impl Contents {
 /// Is called on another thread for each block, and last with the end. Returns whether more is wanted, and may wait.
 pub(super) type Deliver = Box<dyn FnMut(Delivery) -> bool + Send>;
 
+/// How blocks come.
+pub(super) enum Fetch {
+    /// They do not: too many wait already.
+    Refused,
+    /// They are delivered.
+    Comes,
+    /// Here they are, and what the device takes to have each after it was told to.
+    Here(Vec<Contents>, Duration),
+}
+
 /// A place where blocks are kept that the cache has not. Nothing here waits for it.
 pub(super) trait Tier: Send {
+    /// What it is.
+    fn medium(&self) -> Medium;
+
     /// Whether it may have or take anything now.
     fn is_ready(&self) -> bool;
 
@@ -113,14 +133,19 @@ pub(super) trait Tier: Send {
     /// How many of these blocks of a line, which are all from its first one on, it has from `start` on.
     fn num_readable(&self, blocks: &[BlockKey], start: usize) -> usize;
 
-    /// Has blocks delivered; false if too many wait already.
-    fn fetch(&mut self, blocks: Vec<BlockKey>, deliver: Deliver) -> bool;
+    /// Has blocks delivered, if they are not at hand.
+    fn fetch(&mut self, blocks: Vec<BlockKey>, deliver: Deliver) -> Fetch;
 
     /// Whether it has a block, or soon will; none if it cannot take it.
     fn has(&self, block: &BlockKey) -> Option<bool>;
 
     /// How many blocks it takes now.
     fn num_free(&self) -> usize;
+
+    /// Whether it takes blocks when the cache is about to give them away, and not as soon as they are computed.
+    fn takes_evicted(&self) -> bool {
+        false
+    }
 
     /// Takes blocks, which are there in the cache.
     ///
@@ -129,7 +154,7 @@ pub(super) trait Tier: Send {
     fn put(&mut self, blocks: Vec<(BlockId, BlockKey)>, cache: &mut KvCache) -> Result<()>;
 
     /// Counts blocks that it was not given.
-    fn count_dropped(&self, num_blocks: usize);
+    fn count_dropped(&mut self, num_blocks: usize);
 
     /// Keeps a record from now on of what it has, for [`take_events`](Self::take_events). `on_change` hears on another thread
     /// when there is something new in it.

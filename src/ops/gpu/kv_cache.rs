@@ -85,6 +85,26 @@ impl DevicePools for GpuPools {
         device.wait(device.commit()?)
     }
 
+    fn allocate_host(&self, num_bytes: usize) -> Result<GpuBuffer> {
+        self.gpu.device().allocate_host(num_bytes)
+    }
+
+    fn copy_out(&self, block: usize, target: (&GpuBuffer, usize)) -> Result<()> {
+        let len = self.buffer_block_bytes();
+        let copy = |(index, pool)| {
+            self.gpu.device().copy((pool, block * len), (target.0, target.1 + index * len), len)
+        };
+        self.buffers().enumerate().try_for_each(copy)
+    }
+
+    fn copy_in(&mut self, block: usize, source: (&GpuBuffer, usize)) -> Result<()> {
+        let len = self.buffer_block_bytes();
+        let copy = |(index, pool)| {
+            self.gpu.device().copy((source.0, source.1 + index * len), (pool, block * len), len)
+        };
+        self.buffers().enumerate().try_for_each(copy)
+    }
+
     fn write_block(&mut self, block: usize, bytes: &[u8]) -> Result<()> {
         let len = self.buffer_block_bytes();
         let mut parts = self.buffers().zip(bytes.chunks_exact(len));

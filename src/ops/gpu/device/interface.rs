@@ -77,6 +77,14 @@ pub trait Gpu: fmt::Debug + Send + Sync {
     /// [`crate::ErrorKind::Capacity`] if there is none.
     fn allocate(&self, len: usize, placement: Placement) -> Result<GpuBuffer>;
 
+    /// Zeroed memory of the host that this device [copies](Self::copy) from and to.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Capacity`] if there is none.
+    fn allocate_host(&self, len: usize) -> Result<GpuBuffer> {
+        self.allocate(len, Placement::Shared)
+    }
+
     /// The pages of a mapped file that hold `bytes` as a buffer, without a copy, and where in it `bytes` begin;
     /// none if these bytes cannot be shared with the device.
     ///

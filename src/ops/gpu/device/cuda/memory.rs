@@ -123,6 +123,39 @@ impl HostMemory {
     }
 }
 
+impl GpuMemory for HostMemory {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn host(&self) -> Option<NonNull<u8>> {
+        Some(self.at)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// Either end of a copy.
+pub(super) enum End {
+    Device(CUdeviceptr),
+    Host(NonNull<u8>),
+}
+
+impl End {
+    /// The `len` bytes of a buffer from `offset` on.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Internal`] if they are not in the buffer or it is another device's.
+    pub(super) fn of((buffer, offset): (&GpuBuffer, usize), len: usize) -> Result<Self> {
+        match buffer.0.as_any().downcast_ref::<HostMemory>() {
+            Some(memory) => memory.range(offset, len).map(Self::Host),
+            None => DeviceMemory::of(buffer)?.range(offset, len).map(Self::Device),
+        }
+    }
+}
+
 impl Drop for HostMemory {
     /// After everything that is queued, which may copy from it or to it.
     fn drop(&mut self) {

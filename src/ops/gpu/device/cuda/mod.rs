@@ -22,13 +22,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cudarc::driver::result::{self, event};
-use cudarc::driver::sys::{CUevent, CUevent_flags};
+use cudarc::driver::sys::{self, CUevent, CUevent_flags};
 
 use super::{ChipClass, Constant, Gpu, GpuBuffer, Launch, Library, Pipeline, Placement, Ticket};
 use crate::weights::SharedBytes;
 use crate::{Error, Result};
 use driver::{Device, Doing, size};
-use memory::{DeviceMemory, HostMemory};
+use memory::{DeviceMemory, End, HostMemory};
 use nvrtc::Nvrtc;
 use pipelines::Pipelines;
 use repeated::Call;
@@ -220,6 +220,10 @@ impl Gpu for CudaGpu {
         Ok(GpuBuffer(Box::new(DeviceMemory::allocate(&self.device, len)?)))
     }
 
+    fn allocate_host(&self, len: usize) -> Result<GpuBuffer> {
+        Ok(GpuBuffer(Box::new(HostMemory::allocate(&self.device, len)?)))
+    }
+
     fn wrap(&self, _bytes: &SharedBytes) -> Result<Option<(GpuBuffer, usize)>> {
         Ok(None)
     }
@@ -317,11 +321,26 @@ impl Gpu for CudaGpu {
     }
 
     fn copy(&self, source: (&GpuBuffer, usize), target: (&GpuBuffer, usize), len: usize) -> Result<()> {
-        let from = DeviceMemory::of(source.0)?.range(source.1, len)?;
-        let to = DeviceMemory::of(target.0)?.range(target.1, len)?;
+        let ends = (End::of(source, len)?, End::of(target, len)?);
         self.device.enter_behind_launches()?;
-        // SAFETY: both ranges are inside their buffers, which are freed behind all that is queued.
-        unsafe { result::memcpy_dtod_async(to, from, len, self.device.queue) }.doing("copying on the GPU")
+        let (queue, doing) = (self.device.queue, "copying on the GPU");
+        // SAFETY: both ranges are inside their buffers, which are freed behind all that is queued. Nobody on the host reads
+        // or writes memory of the host that is copied like this.
+        let copied = unsafe {
+            match ends {
+                (End::Device(from), End::Device(to)) => result::memcpy_dtod_async(to, from, len, queue),
+                (End::Host(from), End::Device(to)) => {
+                    sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), len, queue).result()
+                }
+                (End::Device(from), End::Host(to)) => {
+                    sys::cuMemcpyDtoHAsync_v2(to.as_ptr().cast(), from, len, queue).result()
+                }
+                (End::Host(_), End::Host(_)) => {
+                    return Err(Error::internal("a copy from the host to itself"));
+                }
+            }
+        };
+        copied.doing(doing)
     }
 
     fn commit(&self) -> Result<Ticket> {
