@@ -7,6 +7,7 @@ mod buffers;
 mod defects;
 mod emulator;
 mod first_use;
+mod host_blocks;
 mod language;
 mod libraries;
 mod limits;

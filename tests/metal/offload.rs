@@ -9,12 +9,11 @@ use tinyvllm::engine::{CacheEvent, Event, Medium, Request};
 use tinyvllm::hub::{ModelFiles, ResolvedModel};
 use tinyvllm::llm::{DeviceChoice, Llm, LlmOptions, NoProgress, OffloadOptions};
 use tinyvllm::ops::gpu::{ChipClass, Gpu};
-use tinyvllm::ops::{Context, KvCache, KvCacheDType};
 use tinyvllm::prefix_store::StoreOptions;
 use tinyvllm::sampling::SamplingParams;
-use tinyvllm::self_test::one_layer;
 
 use crate::emulator::{Emulator, Timing, Variant};
+use crate::host_blocks;
 
 const BLOCK_SIZE: usize = 8;
 /// So many prompts of so many tokens are more than the cache has room for.
@@ -150,26 +149,9 @@ fn files_are_behind_the_host() {
 
 #[test]
 fn blocks_are_copied_behind_the_work_and_before_what_follows() {
-    let Some(gpu) = gpu() else { return };
-    let context = Context::gpu(gpu);
-    let mut cache = KvCache::new(&context, &one_layer(2, 1, 8), 3, 4, KvCacheDType::F32).unwrap();
-    let host = cache.host_blocks(2).unwrap();
-    let bytes: Vec<Vec<u8>> =
-        [1, 2].map(|seed| (0..cache.block_bytes()).map(|i| (i * 7 + seed * 31) as u8).collect()).into();
-    cache.write_block(0, &bytes[0]).unwrap();
-    cache.copy_block(0, 1).unwrap();
-    cache.copy_out(1, &host, 1).unwrap();
-    cache.write_block(1, &bytes[1]).unwrap();
-    cache.copy_out(1, &host, 0).unwrap();
-    cache.copy_in(2, &host, 1).unwrap();
-    // Places are written again behind the copies that read them.
-    cache.copy_out(1, &host, 1).unwrap();
-    cache.copy_in(0, &host, 0).unwrap();
-    let mut found = vec![vec![0; bytes[0].len()]; 3];
-    cache.read_blocks(&[0, 1, 2], &mut found).unwrap();
-    assert!(found[0] == bytes[1] && found[1] == bytes[1] && found[2] == bytes[0]);
-    for error in [cache.copy_out(3, &host, 0), cache.copy_out(0, &host, 2), cache.copy_in(0, &host, 2)] {
-        assert_eq!(error.unwrap_err().kind(), ErrorKind::Internal);
+    if let Some(gpu) = gpu() {
+        host_blocks::copies_are_in_order(&gpu);
+        host_blocks::many_are_read_exactly(&gpu);
     }
 }
 
