@@ -342,9 +342,11 @@ impl EngineCore {
     /// The step without those whose masks are not there.
     pub(super) fn step_with_masks(&mut self) -> Vec<(RequestId, Event)> {
         let mut events = Vec::new();
+        self.restore_preempted();
         self.take_restored();
         self.propose_drafts();
         let plan = self.scheduler.schedule();
+        self.note_preempted(&plan.preempted);
         self.is_stalled = plan.rows.is_empty() && plan.preempted.is_empty() && self.has_pending();
         if plan.rows.is_empty() {
             return events;

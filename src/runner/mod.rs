@@ -12,3 +12,6 @@ pub use draft_model::DraftModel;
 pub use memory::{EngineLimits, ExpertDemand, ExpertWeights, MemoryDemand, MemoryPlan, plan_memory};
 pub use model_runner::ModelRunner;
 pub use step::{RowOutput, Runner, Step, StepDraft, StepRow};
+
+/// What a [`Runner`] shows of its cache.
+pub use crate::ops::{HostBlocks, KvCache};

@@ -7,8 +7,8 @@ use super::tier::{BlockKey, Contents, Deliver, Delivery, Fetch, Tier};
 use crate::Result;
 use crate::engine::EngineStats;
 use crate::kv_cache::{BlockHash, BlockHasher, BlockId, CacheEvent, Medium};
-use crate::ops::KvCache;
 use crate::prefix_store::{BlockName, Fetched, Namer, NewBlock, PrefixStore, StoreChange, Wanted};
+use crate::runner::KvCache;
 
 /// Names in the cache of blocks that are in files, for whoever follows both.
 #[derive(Default)]

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::tier::{BlockKey, Contents, Deliver, Fetch, Tier};
 use crate::engine::{EngineStats, HostTierStats};
 use crate::kv_cache::{BlockHash, BlockHasher, BlockId, CacheEvent, Medium};
-use crate::ops::{HostBlocks, KvCache};
+use crate::runner::{HostBlocks, KvCache};
 use crate::{Error, Result};
 
 /// Memory is taken in pieces of about so many bytes, when it is needed: pinning gigabytes takes seconds.
@@ -64,8 +64,16 @@ pub(super) struct HostTier {
     /// Of a copy back, what the device takes after it has been queued.
     rest: Duration,
     stats: HostTierStats,
-    /// Present if somebody wants to know: whether a block came, its names and its tokens.
-    log: Option<Vec<(bool, BlockHash, BlockHash, Vec<u32>)>>,
+    /// Present if somebody wants to know.
+    log: Option<Vec<Change>>,
+}
+
+/// A block came, or it went.
+struct Change {
+    is_new: bool,
+    hash: BlockHash,
+    parent: BlockHash,
+    token_ids: Vec<u32>,
 }
 
 impl HostTier {
@@ -158,7 +166,7 @@ impl HostTier {
 
     fn note(&mut self, is_new: bool, hash: BlockHash, parent: BlockHash, token_ids: Vec<u32>) {
         if let Some(log) = self.log.as_mut().filter(|_| !hash.is_private()) {
-            log.push((is_new, hash, parent, token_ids));
+            log.push(Change { is_new, hash, parent, token_ids });
         }
     }
 }
@@ -242,21 +250,24 @@ impl Tier for HostTier {
 
     fn record_events(&mut self, _on_change: Box<dyn Fn() + Send>) {
         let there = self.held.iter().filter(|(hash, _)| !hash.is_private());
-        let there = there.map(|(hash, held)| (true, *hash, held.parent, held.token_ids.clone()));
+        let there = there.map(|(hash, Held { parent, token_ids, .. })| Change {
+            is_new: true,
+            hash: *hash,
+            parent: *parent,
+            token_ids: token_ids.clone(),
+        });
         self.log = Some(there.collect());
     }
 
     fn take_events(&mut self, hasher: &BlockHasher) -> Vec<CacheEvent> {
         let root = hasher.root(None);
         let log = self.log.as_mut().map(std::mem::take).unwrap_or_default();
-        let event = |(is_new, hash, parent, token_ids)| match is_new {
-            true => CacheEvent::stored(
-                hash,
-                Some(parent).filter(|parent| *parent != root),
-                token_ids,
-                Medium::Host,
-            ),
-            false => CacheEvent::removed(hash, Medium::Host),
+        let event = |Change { is_new, hash, parent, token_ids }| {
+            let parent = Some(parent).filter(|parent| *parent != root);
+            match is_new {
+                true => CacheEvent::stored(hash, parent, token_ids, Medium::Host),
+                false => CacheEvent::removed(hash, Medium::Host),
+            }
         };
         log.into_iter().map(event).collect()
     }

@@ -9,7 +9,7 @@ use super::super::EngineCore;
 use super::Kept;
 use super::tier::BlockKey;
 use crate::kv_cache::BlockId;
-use crate::ops::KvCache;
+use crate::runner::KvCache;
 use crate::scheduler::{Scheduler, SeqId};
 
 /// What copying takes at most behind a step, or the sixteenth of one. One batch is copied in any case.

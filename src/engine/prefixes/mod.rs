@@ -28,8 +28,8 @@ use self::tier::{BlockKey, Delivery, Line, Tier};
 use super::{EngineCore, EngineStats};
 use crate::Result;
 use crate::kv_cache::CacheEvent;
-use crate::ops::KvCache;
 use crate::prefix_store::PrefixStore;
+use crate::runner::KvCache;
 use crate::scheduler::SeqId;
 
 /// What may be read and not yet be in the cache.
@@ -49,6 +49,8 @@ pub(super) struct Prefixes {
     has_more: bool,
     listener: Listener,
     tiers: Vec<Kept>,
+    /// Those whose blocks were taken, in this order.
+    preempted: VecDeque<SeqId>,
 }
 
 /// A tier, and what is known of it.
@@ -85,6 +87,7 @@ impl Prefixes {
             has_more: false,
             listener: Listener::default(),
             tiers: Vec::new(),
+            preempted: VecDeque::new(),
         }
     }
 

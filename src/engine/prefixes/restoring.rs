@@ -9,7 +9,7 @@ use super::price::{Decision, TRIAL_BLOCKS};
 use super::tier::{BlockKey, Contents, Delivery, Fetch, Place};
 use super::{Chain, Kept, Prefixes, wake};
 use crate::kv_cache::Medium;
-use crate::scheduler::{SeqId, Sequence};
+use crate::scheduler::{SeqId, Sequence, SequenceStatus};
 
 /// What copying takes at most in front of a step while others run, or the quarter of a step.
 const MIN_COPY_TIME: Duration = Duration::from_millis(2);
@@ -107,6 +107,33 @@ impl EngineCore {
         true
     }
 
+    /// Remembers whose blocks were taken.
+    pub(in crate::engine) fn note_preempted(&mut self, ids: &[SeqId]) {
+        if let Some(prefixes) = &mut self.prefixes {
+            prefixes.preempted.extend(ids);
+        }
+    }
+
+    /// Has read what a tier has of a sequence whose blocks were taken, as soon as there is room for all of it again.
+    pub(in crate::engine) fn restore_preempted(&mut self) {
+        let size = self.config().block_size;
+        while let Some(&id) = self.prefixes.as_ref().and_then(|prefixes| prefixes.preempted.front()) {
+            let waits =
+                |sequence: &&Sequence| sequence.status() == SequenceStatus::Preempted && !sequence.is_held();
+            let sequence = self.scheduler.sequence(id).filter(waits);
+            let num_wanted = sequence.map(|sequence| sequence.token_ids().len() / size + 1);
+            if num_wanted.is_some_and(|num_wanted| num_wanted > self.scheduler.num_free_blocks()) {
+                return;
+            }
+            if let Some(prefixes) = &mut self.prefixes {
+                prefixes.preempted.pop_front();
+            }
+            if num_wanted.is_some() {
+                self.start_restore(id);
+            }
+        }
+    }
+
     /// Puts what was read into the cache, no longer than others may wait for it, and goes on with those that have all.
     pub(in crate::engine) fn take_restored(&mut self) {
         if self.prefixes.as_ref().is_none_or(|prefixes| prefixes.restores.is_empty()) {
@@ -160,7 +187,12 @@ impl EngineCore {
         self.scheduler.end_restore(id, index, block, written);
         if written {
             self.stats.num_external_hits += size as u64;
-            if let Some(chain) = self.table.sequences.get_mut(&id).and_then(|state| state.chain.as_mut()) {
+            // What comes back for one that has run before was not found for it when it came.
+            let has_run =
+                self.scheduler.sequence(id).is_some_and(|sequence| sequence.prefix_miss().is_some());
+            if let Some(chain) =
+                self.table.sequences.get_mut(&id).and_then(|state| state.chain.as_mut()).filter(|_| !has_run)
+            {
                 match medium {
                     Medium::Host => chain.num_host_tokens += size,
                     Medium::Disk | Medium::Cache => chain.num_disk_tokens += size,

@@ -75,10 +75,13 @@ impl Runner for TokenRunner {
     }
 }
 
+/// The name of the block before it, its tokens and its bytes.
+type Block = (BlockHash, Vec<u32>, Vec<u8>);
+
 /// What a tier has and has done.
 #[derive(Default)]
 struct Shelf {
-    blocks: Mutex<HashMap<BlockHash, (BlockHash, Vec<u32>, Vec<u8>)>>,
+    blocks: Mutex<HashMap<BlockHash, Block>>,
     num_fetched: AtomicUsize,
     num_dropped: AtomicUsize,
     is_pending: AtomicBool,
@@ -319,4 +322,61 @@ fn who_ends_before_a_tier_is_ready_waits_shortly_or_says_so() {
         assert_eq!(lines.len(), usize::from(num_kept == 0), "{lines:?}");
         assert!(lines.iter().all(|line| line.contains("25 blocks of prefixes are not kept")), "{lines:?}");
     }
+}
+
+#[test]
+fn a_prefix_may_come_from_several_tiers() {
+    let shelves = [Arc::new(Shelf::default()), Arc::new(Shelf::default())];
+    let mut core = core(Duration::from_micros(500));
+    for shelf in &shelves {
+        core.add_tier(Box::new(MemoryTier::new(shelf, Duration::ZERO, Duration::ZERO)), 1e-9, 1e-6);
+    }
+    let wanted = answer(&mut core, request(1, 80)).0;
+    evict(&mut core);
+    // The first one has the beginning, the other one what follows it.
+    let names = {
+        let blocks = shelves[0].blocks.lock().unwrap();
+        let child =
+            |parent: &BlockHash| blocks.iter().find(|(_, block)| block.0 == *parent).map(|found| *found.0);
+        let tokens: Vec<u32> = request(1, 80).prompt_token_ids[..BLOCK_SIZE].to_vec();
+        let first = blocks.iter().find(|(_, block)| block.1 == tokens).map(|(name, _)| *name);
+        std::iter::successors(first, child).take(19).collect::<Vec<_>>()
+    };
+    shelves[0].blocks.lock().unwrap().retain(|name, _| !names[8..].contains(name));
+    shelves[1].blocks.lock().unwrap().retain(|name, _| !names[..8].contains(name));
+    let before = shelves.each_ref().map(|shelf| shelf.num_fetched.load(Ordering::Relaxed));
+    assert_eq!(answer(&mut core, request(1, 80)), (wanted, 76));
+    let fetched = shelves.each_ref().map(|shelf| shelf.num_fetched.load(Ordering::Relaxed));
+    assert_eq!([fetched[0] - before[0], fetched[1] - before[1]], [8, 11]);
+}
+
+/// Two that have no room beside each other: what one has to give back is not computed again.
+#[test]
+fn a_preempted_sequence_finds_its_blocks() {
+    let requests = || {
+        [1, 2].map(|seed| {
+            let params = SamplingParams { max_tokens: Some(60), ..SamplingParams::greedy() };
+            Request { params, ..request(seed, 48) }
+        })
+    };
+    let mut alone = core(Duration::ZERO);
+    let wanted = requests().map(|request| answer(&mut alone, request).0);
+    let shelf = Arc::new(Shelf::default());
+    let mut core = core(Duration::from_micros(500));
+    core.add_tier(Box::new(MemoryTier::new(&shelf, Duration::ZERO, Duration::ZERO)), 1e-9, 1e-6);
+    let ids = requests().map(|request| core.submit(request).unwrap());
+    let mut tokens = [Vec::new(), Vec::new()];
+    while core.has_unfinished() {
+        for (id, event) in core.step() {
+            if let Event::Token { token_id, .. } = event {
+                tokens[usize::from(id == ids[1])].push(token_id);
+            }
+        }
+        assert_eq!(core.check_integrity(), Ok(()));
+    }
+    assert_eq!(tokens, wanted);
+    let stats = core.stats();
+    assert!(stats.scheduler.num_preemptions > 0);
+    // Nothing was there when they came.
+    assert!(stats.num_external_hits > 0, "{stats:?}");
 }

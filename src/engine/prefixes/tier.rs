@@ -7,8 +7,8 @@ use super::host::HostPlace;
 use crate::Result;
 use crate::engine::EngineStats;
 use crate::kv_cache::{BlockHash, BlockHasher, BlockId, CacheEvent, Medium};
-use crate::ops::KvCache;
 use crate::prefix_store::{BlockName, Namer};
+use crate::runner::KvCache;
 
 /// A full block by the names that it has in the cache, and by its place in a line.
 #[derive(Clone)]
