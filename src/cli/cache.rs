@@ -75,6 +75,7 @@ impl PrefixStoreArgs {
         Ok(Some(StoreOptions {
             directory: directory.clone(),
             max_bytes: (gb * 1e9) as u64,
+            reads_always: false,
             on_notice: Arc::new(move |line| console.note(line)),
         }))
     }

@@ -17,7 +17,7 @@ use crate::{Error, Result};
 const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
 /// And while blocks wait for files that take none at the moment.
-const LONGEST_WAIT: Duration = Duration::from_millis(20);
+const LONGEST_WAIT: Duration = Duration::from_millis(100);
 
 /// Everything that the engine's thread can be told.
 pub(super) enum Command {

@@ -316,7 +316,8 @@ impl Llm {
         if let Some(OffloadOptions { max_bytes, on_notice }) = options.kv_offload.clone() {
             core.set_host_tier(max_bytes, move |line| on_notice(line)).map_err(with_plan)?;
         }
-        if let Some(store) = store.transpose()?.flatten() {
+        if let Some((store, step_seconds)) = store.transpose()?.flatten() {
+            core.expect_steps(step_seconds);
             core.set_prefix_store(store);
         }
         let engine = Engine::start(core)?;

@@ -57,16 +57,19 @@ pub struct StoreOptions {
     pub directory: PathBuf,
     /// The most bytes of all its files together.
     pub max_bytes: u64,
+    /// Whether prefixes are read also where computing them seems to be faster.
+    pub reads_always: bool,
     /// Hears of damaged files and failures.
     pub on_notice: OnNotice,
 }
 
 impl fmt::Debug for StoreOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { directory, max_bytes, .. } = self;
+        let Self { directory, max_bytes, reads_always, .. } = self;
         f.debug_struct("StoreOptions")
             .field("directory", directory)
             .field("max_bytes", max_bytes)
+            .field("reads_always", reads_always)
             .finish_non_exhaustive()
     }
 }
@@ -161,6 +164,7 @@ pub struct PrefixStore {
     puts: Option<SyncSender<Put>>,
     jobs: Option<SyncSender<FetchJob>>,
     threads: Vec<JoinHandle<()>>,
+    reads_always: bool,
 }
 
 impl fmt::Debug for PrefixStore {
@@ -196,8 +200,13 @@ impl PrefixStore {
         });
         let (puts, queue) = sync_channel(QUEUE);
         let (jobs, job_queue) = sync_channel(QUEUE);
-        let mut store =
-            Self { shared: Arc::clone(&shared), puts: Some(puts), jobs: Some(jobs), threads: Vec::new() };
+        let mut store = Self {
+            shared: Arc::clone(&shared),
+            puts: Some(puts),
+            jobs: Some(jobs),
+            threads: Vec::new(),
+            reads_always: options.reads_always,
+        };
         let own = Arc::clone(&shared);
         store.start("write", move || {
             let fingerprint = fingerprint(&FingerprintParts::new(&own));
@@ -268,6 +277,12 @@ impl PrefixStore {
         let start = Instant::now();
         std::hint::black_box(self.shared.directory.secret.hash("bytes", &[&[0; 32], bytes]));
         start.elapsed()
+    }
+
+    /// Whether prefixes are read also where computing them seems to be faster.
+    #[must_use]
+    pub fn reads_always(&self) -> bool {
+        self.reads_always
     }
 
     /// Says a line to whoever hears of failures.

@@ -59,6 +59,7 @@ impl Opened {
         let options = StoreOptions {
             directory: path.to_owned(),
             max_bytes,
+            reads_always: false,
             on_notice: Arc::new(move |line| heard.lock().unwrap().push(line.to_owned())),
         };
         let fingerprint = move |_: &FingerprintParts| Some(Fingerprint([model; 32]));

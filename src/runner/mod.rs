@@ -11,6 +11,7 @@ pub use available_memory::{available_memory_bytes, check_addresses};
 pub use draft_model::DraftModel;
 pub use memory::{EngineLimits, ExpertDemand, ExpertWeights, MemoryDemand, MemoryPlan, plan_memory};
 pub use model_runner::ModelRunner;
+pub use probe::Probe;
 pub use step::{RowOutput, Runner, Step, StepDraft, StepRow};
 
 /// What a [`Runner`] shows of its cache.

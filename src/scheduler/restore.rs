@@ -94,3 +94,25 @@ impl Scheduler {
         self.pool.release(block);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::config::EngineConfig;
+    use crate::scheduler::Scheduler;
+
+    #[test]
+    fn what_a_prompt_takes_is_known_from_one_step_or_not_at_all() {
+        let config = EngineConfig { step_cost: 8, max_num_batched_tokens: 512, ..EngineConfig::default() };
+        let seconds = |expected: Option<f64>| {
+            let mut scheduler = Scheduler::new(config.clone(), 1);
+            expected.into_iter().for_each(|seconds| scheduler.expect_steps(seconds));
+            scheduler.keep_pace();
+            scheduler.prompt_seconds(1_000)
+        };
+        assert_eq!(seconds(None), None);
+        assert_eq!(seconds(Some(f64::INFINITY)), None);
+        // A step of its own takes eight rows, its row one, and a token of a prompt half a row. A full step is one more.
+        let found = seconds(Some(9e-3)).unwrap();
+        assert!((found - (500e-3 + 8e-3)).abs() < 1e-3, "{found}");
+    }
+}

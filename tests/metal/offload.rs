@@ -137,7 +137,8 @@ fn the_limit_holds_and_the_events_say_what_is_there() {
 fn files_are_behind_the_host() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().to_owned();
-    let store = StoreOptions { directory, max_bytes: 64 << 20, on_notice: Arc::new(|_| ()) };
+    let store =
+        StoreOptions { directory, max_bytes: 64 << 20, reads_always: true, on_notice: Arc::new(|_| ()) };
     let Some(llm) = load_with(Some(5), |options| options.prefix_store = Some(store)) else { return };
     let plain = load(None).unwrap();
     for seed in (0..NUM_PROMPTS).chain(0..NUM_PROMPTS) {

@@ -90,6 +90,10 @@ impl Tier for DiskTier {
         self.store.hashing_time_left()
     }
 
+    fn is_read_always(&self) -> bool {
+        self.store.reads_always()
+    }
+
     fn num_readable(&self, blocks: &[BlockKey], start: usize) -> usize {
         let Some(namer) = self.store.namer() else { return 0 };
         // Each has its name from the one before.

@@ -143,6 +143,12 @@ impl EngineCore {
         Ok(())
     }
 
+    /// Hears what a step with one token took before anybody was here, so that the first request, too, is read only if that is
+    /// cheaper than computing it.
+    pub fn expect_steps(&mut self, seconds: f64) {
+        self.scheduler.expect_steps(seconds);
+    }
+
     /// Looks for prefixes in this tier, too, behind those that there are. Reading a block there takes about so long, and
     /// copying one so long.
     fn add_tier(&mut self, tier: Box<dyn Tier>, read_seconds: f64, copy_seconds: f64) {

@@ -261,6 +261,7 @@ impl Kept {
     /// What to do with so many blocks that can be read behind others, and that take `compute` seconds to be computed. The
     /// first time of either is said.
     fn decide(&mut self, num_blocks: usize, num_ahead: usize, compute: Option<f64>) -> Decision {
+        let compute = compute.filter(|_| !self.tier.is_read_always());
         let decision = self.price.decide(num_blocks, num_ahead, compute, Instant::now());
         let line = compute.and_then(|seconds| self.price.line(decision, seconds / num_blocks as f64));
         if let Some(line) = line {

@@ -130,6 +130,11 @@ pub(super) trait Tier: Send {
     /// What is left until it is ready, if that is known.
     fn time_left(&self) -> Option<Duration>;
 
+    /// Whether it is read also where computing seems to be cheaper.
+    fn is_read_always(&self) -> bool {
+        false
+    }
+
     /// How many of these blocks of a line, which are all from its first one on, it has from `start` on.
     fn num_readable(&self, blocks: &[BlockKey], start: usize) -> usize;
 
