@@ -39,7 +39,8 @@ pub struct BlockPool {
     /// Reused last.
     free_tail: u32,
     num_free: usize,
-    num_allocated: u64,
+    /// Of the free list.
+    num_changes: u64,
     block_size: usize,
     cache: Option<PrefixCache>,
 }
@@ -54,7 +55,7 @@ impl BlockPool {
             free_head: NONE,
             free_tail: NONE,
             num_free: 0,
-            num_allocated: 0,
+            num_changes: 0,
             block_size,
             cache: enable_prefix_caching.then(|| PrefixCache::new(num_blocks, block_size)),
         };
@@ -93,7 +94,6 @@ impl BlockPool {
         let block = BlockId((self.free_head != NONE).then_some(self.free_head)?);
         self.unlink(block.0);
         self.blocks[block.index()].ref_count = 1;
-        self.num_allocated += 1;
         if let Some(cache) = &mut self.cache {
             cache.forget(block);
         }
@@ -157,10 +157,10 @@ impl BlockPool {
         })
     }
 
-    /// How many blocks were given so far.
+    /// How often blocks have come into the free list or left it.
     #[must_use]
-    pub fn num_allocated(&self) -> u64 {
-        self.num_allocated
+    pub fn num_changes(&self) -> u64 {
+        self.num_changes
     }
 
     /// Why [`lookup`](Self::lookup) finds nothing; `None` without a prefix cache.
@@ -230,6 +230,7 @@ impl BlockPool {
         }
         self.free_tail = block;
         self.num_free += 1;
+        self.num_changes += 1;
     }
 
     fn push_front(&mut self, block: u32) {
@@ -242,6 +243,7 @@ impl BlockPool {
         }
         self.free_head = block;
         self.num_free += 1;
+        self.num_changes += 1;
     }
 
     fn unlink(&mut self, block: u32) {
@@ -255,6 +257,7 @@ impl BlockPool {
             next => self.blocks[next as usize].previous = previous,
         }
         self.num_free -= 1;
+        self.num_changes += 1;
     }
 }
 

@@ -22,10 +22,10 @@ impl Scheduler {
         self.pool.next_evicted(per_step)
     }
 
-    /// How many blocks were given to sequences so far.
+    /// How often [`next_evicted`](Self::next_evicted) may have changed.
     #[must_use]
-    pub fn num_allocated_blocks(&self) -> u64 {
-        self.pool.num_allocated()
+    pub fn num_free_list_changes(&self) -> u64 {
+        self.pool.num_changes()
     }
 
     /// What names blocks.

@@ -223,14 +223,15 @@ impl Tier for HostTier {
         true
     }
 
+    fn capacity(&self) -> usize {
+        self.held.len() + self.free.len() + self.num_untaken
+    }
+
     fn put(&mut self, blocks: Vec<(BlockId, BlockKey)>, cache: &mut KvCache) -> Result<()> {
         for (id, block) in blocks {
             // Another one with this name would be a collision of hashes.
             let place = if self.held.contains_key(&block.hash) { None } else { self.new_place(cache) };
-            let Some(place) = place else {
-                self.stats.num_dropped_blocks += 1;
-                continue;
-            };
+            let place = place.ok_or_else(|| Error::internal("no place in memory of the host is free"))?;
             if let Err(error) = cache.copy_out(id.0, &place.memory, place.index) {
                 self.free.push(place);
                 return Err(error);

@@ -56,7 +56,8 @@ impl EngineCore {
     /// Copies some of what waits while nothing runs; whether there is more to do at once.
     pub(in crate::engine) fn keep_while_idle(&mut self) -> bool {
         self.keep_for(IDLE_KEEP_TIME);
-        self.prefixes.iter().flat_map(|prefixes| &prefixes.tiers).any(Kept::can_keep)
+        let mut tiers = self.prefixes.iter().flat_map(|prefixes| &prefixes.tiers);
+        tiers.any(|kept| kept.can_keep(&self.scheduler))
     }
 
     /// Whether blocks wait to be kept.
@@ -114,8 +115,17 @@ impl Kept {
     }
 
     /// Whether something waits that can be copied now.
-    fn can_keep(&self) -> bool {
-        !self.unkept.is_empty() && self.tier.is_ready() && self.tier.num_free() > 0
+    fn can_keep(&self, scheduler: &Scheduler) -> bool {
+        let has_work = match self.tier.takes_evicted() {
+            true => !self.is_complete(scheduler),
+            false => !self.unkept.is_empty(),
+        };
+        has_work && self.tier.is_ready() && self.tier.num_free() > 0
+    }
+
+    /// Whether the tier has all that the cache gives away next.
+    fn is_complete(&self, scheduler: &Scheduler) -> bool {
+        self.complete_at == Some(scheduler.num_free_list_changes())
     }
 
     fn keep_for(&mut self, max_time: Duration, scheduler: &Scheduler, cache: &mut KvCache) {
@@ -135,6 +145,8 @@ impl Kept {
             let (begun, num_blocks) = (Instant::now(), batch.len());
             if self.tier.put(batch, cache).is_err() {
                 self.tier.count_dropped(num_blocks);
+                // The same would come again.
+                self.complete_at = Some(scheduler.num_free_list_changes());
             }
             let seconds = begun.elapsed().as_secs_f64() / num_blocks as f64;
             self.copy_seconds += NEWS * (seconds - self.copy_seconds);
@@ -146,18 +158,18 @@ impl Kept {
 
     /// Blocks that the cache gives away next and that the tier has not.
     fn next_evicted(&mut self, max_blocks: usize, scheduler: &Scheduler) -> Vec<(BlockId, BlockKey)> {
-        let num_allocated = Some(scheduler.num_allocated_blocks());
-        if self.num_allocated == num_allocated {
+        if self.is_complete(scheduler) {
             return Vec::new();
         }
         let key = |(id, hash, parent, token_ids): (_, _, _, &[u32])| {
             (id, BlockKey { hash, parent, token_ids: token_ids.to_vec(), place: None })
         };
-        let missing = scheduler.next_evicted().map(key);
+        // More than fit would take each other's places.
+        let missing = scheduler.next_evicted().take(self.tier.capacity()).map(key);
         let missing = missing.filter(|(_, block)| self.tier.has(block) == Some(false));
         let batch: Vec<_> = missing.take(max_blocks).collect();
         if batch.is_empty() {
-            self.num_allocated = num_allocated;
+            self.complete_at = Some(scheduler.num_free_list_changes());
         }
         batch
     }

@@ -61,8 +61,8 @@ struct Kept {
     copy_seconds: f64,
     /// Blocks that can be found in the cache and that the tier was not given yet, the oldest first.
     unkept: VecDeque<BlockKey>,
-    /// Blocks that the cache had given away when the tier had all that was to be given away next.
-    num_allocated: Option<u64>,
+    /// Changes of what is free when the tier had all that is given away next.
+    complete_at: Option<u64>,
 }
 
 /// What is kept of a sequence.
@@ -155,7 +155,7 @@ impl EngineCore {
         let Some(cache) = self.runner.kv_cache() else { return };
         let prefixes = self.prefixes.get_or_insert_with(|| Prefixes::new(cache));
         let price = ReadPrice::expected(read_seconds);
-        prefixes.tiers.push(Kept { tier, price, copy_seconds, unkept: VecDeque::new(), num_allocated: None });
+        prefixes.tiers.push(Kept { tier, price, copy_seconds, unkept: VecDeque::new(), complete_at: None });
     }
 
     /// Adds what the tiers have done.

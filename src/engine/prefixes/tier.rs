@@ -152,10 +152,15 @@ pub(super) trait Tier: Send {
         false
     }
 
+    /// How many blocks it has room for.
+    fn capacity(&self) -> usize {
+        usize::MAX
+    }
+
     /// Takes blocks, which are there in the cache.
     ///
     /// # Errors
-    /// If they cannot be copied from the device.
+    /// If one of them cannot be copied from the device, or there is no place for it now. Those before it are taken.
     fn put(&mut self, blocks: Vec<(BlockId, BlockKey)>, cache: &mut KvCache) -> Result<()>;
 
     /// Counts blocks that it was not given.
