@@ -4,10 +4,10 @@
 //! Copies take effect in the order of the device's work. So a block is read before its next owner writes into it, and a place
 //! is overwritten only behind the copies that read it; nobody waits for either.
 
-use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::places::{Held, Places};
 use super::tier::{BlockKey, Contents, Deliver, Fetch, Tier};
 use crate::engine::{EngineStats, HostTierStats};
 use crate::kv_cache::{BlockHash, BlockHasher, BlockId, CacheEvent, Medium};
@@ -31,15 +31,6 @@ impl HostPlace {
     }
 }
 
-/// A block that is in a place.
-struct Held {
-    place: Arc<HostPlace>,
-    parent: BlockHash,
-    token_ids: Vec<u32>,
-    /// When it was used last, as a count of uses.
-    used: u64,
-}
-
 /// What copying a block takes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct CopyTimes {
@@ -52,11 +43,7 @@ pub(super) struct CopyTimes {
 /// Blocks in memory of the host.
 pub(super) struct HostTier {
     on_notice: Box<dyn Fn(&str) + Send>,
-    held: HashMap<BlockHash, Held>,
-    /// By when they were used last.
-    by_use: BTreeMap<u64, BlockHash>,
-    num_uses: u64,
-    free: Vec<Arc<HostPlace>>,
+    places: Places<HostPlace>,
     /// Places that there may be beside those that there are.
     num_untaken: usize,
     blocks_per_piece: usize,
@@ -96,10 +83,7 @@ impl HostTier {
         }
         let mut tier = Self {
             on_notice,
-            held: HashMap::new(),
-            by_use: BTreeMap::new(),
-            num_uses: 0,
-            free: Vec::new(),
+            places: Places::new(),
             num_untaken: max_blocks,
             blocks_per_piece: (PIECE_BYTES / block_bytes).max(1),
             block_bytes,
@@ -108,11 +92,11 @@ impl HostTier {
             log: None,
         };
         tier.take_piece(cache)?;
-        let place = tier.free.last().ok_or_else(|| Error::internal("a piece without places"))?;
+        let place = tier.places.take_free().ok_or_else(|| Error::internal("a piece without places"))?;
         // The first block's bytes stay what they are.
-        let (memory, index) = (Arc::clone(&place.memory), place.index);
-        let out = timed(cache, |cache| cache.copy_out(0, &memory, index))?;
-        let back = timed(cache, |cache| cache.copy_in(0, &memory, index))?;
+        let out = timed(cache, |cache| cache.copy_out(0, &place.memory, place.index))?;
+        let back = timed(cache, |cache| cache.copy_in(0, &place.memory, place.index))?;
+        tier.places.give_back(place);
         tier.rest = back.done.saturating_sub(back.queued);
         Ok((tier, out, back))
     }
@@ -124,44 +108,28 @@ impl HostTier {
             return Ok(());
         }
         let memory = Arc::new(cache.host_blocks(num_blocks)?);
-        let place = |index| Arc::new(HostPlace { memory: Arc::clone(&memory), index });
-        self.free.extend((0..num_blocks).rev().map(place));
+        let place = |index| HostPlace { memory: Arc::clone(&memory), index };
+        self.places.add_free((0..num_blocks).map(place));
         self.num_untaken -= num_blocks;
         Ok(())
     }
 
     /// A place for another block: a free one, or that of the block that was used least recently and that nobody copies.
     fn new_place(&mut self, cache: &KvCache) -> Option<Arc<HostPlace>> {
-        if self.free.is_empty()
-            && let Err(error) = self.take_piece(cache)
-        {
+        if let Some(place) = self.places.take_free() {
+            return Some(place);
+        }
+        if let Err(error) = self.take_piece(cache) {
             // What there is has to do.
             self.num_untaken = 0;
             (self.on_notice)(&format!("no more memory of the host for prefixes: {error}"));
         }
-        if let Some(place) = self.free.pop() {
+        if let Some(place) = self.places.take_free() {
             return Some(place);
         }
-        let is_idle = |hash: &&BlockHash| Arc::strong_count(&self.held[hash].place) == 1;
-        let hash = *self.by_use.values().find(is_idle)?;
-        let held = self.held.remove(&hash)?;
-        self.by_use.remove(&held.used);
-        self.note(false, hash, held.parent, held.token_ids);
-        Some(held.place)
-    }
-
-    fn find(&self, block: &BlockKey) -> Option<&Held> {
-        let held = self.held.get(&block.hash)?;
-        (held.parent == block.parent && held.token_ids == block.token_ids).then_some(held)
-    }
-
-    fn touch(&mut self, hash: BlockHash) {
-        self.num_uses += 1;
-        if let Some(held) = self.held.get_mut(&hash) {
-            self.by_use.remove(&held.used);
-            held.used = self.num_uses;
-            self.by_use.insert(held.used, hash);
-        }
+        let (hash, Held { place, parent, token_ids, .. }) = self.places.evict()?;
+        self.note(false, hash, parent, token_ids);
+        Some(place)
     }
 
     fn note(&mut self, is_new: bool, hash: BlockHash, parent: BlockHash, token_ids: Vec<u32>) {
@@ -199,20 +167,20 @@ impl Tier for HostTier {
     }
 
     fn num_readable(&self, blocks: &[BlockKey], start: usize) -> usize {
-        blocks.iter().skip(start).take_while(|block| self.find(block).is_some()).count()
+        blocks.iter().skip(start).take_while(|block| self.places.find(block).is_some()).count()
     }
 
     fn fetch(&mut self, blocks: Vec<BlockKey>, _deliver: Deliver) -> Fetch {
-        let found: Vec<_> =
-            blocks.iter().map_while(|block| Some(Arc::clone(&self.find(block)?.place))).collect();
+        let place = |block| Some(Arc::clone(&self.places.find(block)?.place));
+        let found: Vec<_> = blocks.iter().map_while(place).collect();
         // The beginning of a prefix is used last, so that it stays longest.
-        blocks[..found.len()].iter().rev().for_each(|block| self.touch(block.hash));
+        blocks[..found.len()].iter().rev().for_each(|block| self.places.touch(block.hash));
         self.stats.num_read_blocks += found.len() as u64;
         Fetch::Here(found.into_iter().map(Contents::Host).collect(), self.rest)
     }
 
     fn has(&self, block: &BlockKey) -> Option<bool> {
-        Some(self.find(block).is_some())
+        Some(self.places.find(block).is_some())
     }
 
     fn num_free(&self) -> usize {
@@ -224,22 +192,22 @@ impl Tier for HostTier {
     }
 
     fn capacity(&self) -> usize {
-        self.held.len() + self.free.len() + self.num_untaken
+        self.places.capacity() + self.num_untaken
     }
 
     fn put(&mut self, blocks: Vec<(BlockId, BlockKey)>, cache: &mut KvCache) -> Result<()> {
         for (id, block) in blocks {
-            // Another one with this name would be a collision of hashes.
-            let place = if self.held.contains_key(&block.hash) { None } else { self.new_place(cache) };
+            let place = self.new_place(cache);
             let place = place.ok_or_else(|| Error::internal("no place in memory of the host is free"))?;
             if let Err(error) = cache.copy_out(id.0, &place.memory, place.index) {
-                self.free.push(place);
+                self.places.give_back(place);
                 return Err(error);
             }
-            let BlockKey { hash, parent, token_ids, .. } = block;
-            self.note(true, hash, parent, token_ids.clone());
-            self.held.insert(hash, Held { place, parent, token_ids, used: 0 });
-            self.touch(hash);
+            let (hash, parent, token_ids) = (block.hash, block.parent, block.token_ids.clone());
+            if !self.places.insert(block, place) {
+                return Err(Error::internal("two blocks have one name"));
+            }
+            self.note(true, hash, parent, token_ids);
             self.stats.num_stored_blocks += 1;
         }
         Ok(())
@@ -250,12 +218,12 @@ impl Tier for HostTier {
     }
 
     fn record_events(&mut self, _on_change: Box<dyn Fn() + Send>) {
-        let there = self.held.iter().filter(|(hash, _)| !hash.is_private());
-        let there = there.map(|(hash, Held { parent, token_ids, .. })| Change {
+        let there = self.places.blocks().filter(|(hash, _)| !hash.is_private());
+        let there = there.map(|(hash, held)| Change {
             is_new: true,
-            hash: *hash,
-            parent: *parent,
-            token_ids: token_ids.clone(),
+            hash,
+            parent: held.parent,
+            token_ids: held.token_ids.clone(),
         });
         self.log = Some(there.collect());
     }
@@ -278,7 +246,7 @@ impl Tier for HostTier {
     }
 
     fn report(&self, stats: &mut EngineStats) {
-        let num_blocks = self.held.len() as u64;
+        let num_blocks = self.places.len() as u64;
         stats.host_tier =
             Some(HostTierStats { num_blocks, num_bytes: num_blocks * self.block_bytes as u64, ..self.stats });
     }

@@ -9,6 +9,7 @@
 mod disk;
 mod host;
 mod keeping;
+mod places;
 mod price;
 mod restoring;
 #[cfg(test)]
