@@ -3,15 +3,16 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tinyvllm::engine::{Event, Request};
+use tinyvllm::engine::{CacheEvent, Event, Medium, Request};
 use tinyvllm::hub::{ModelFiles, ResolvedModel};
 use tinyvllm::llm::{Llm, LlmOptions, NoProgress};
-use tinyvllm::prefix_store::{StoreOptions, inspect_directory};
+use tinyvllm::prefix_store::{StoreOptions, clear_directory, inspect_directory};
 use tinyvllm::sampling::SamplingParams;
 
 const MAX_BYTES: u64 = 64 << 20;
@@ -28,6 +29,8 @@ fn load(files: ModelFiles, folder: Option<&Path>, block_size: usize, cache_bytes
         prefix_store: folder.map(|folder| StoreOptions {
             directory: folder.to_owned(),
             max_bytes: MAX_BYTES,
+            // Small models are computed faster than they are read.
+            reads_always: true,
             on_notice: Arc::new(move |line| heard.lock().unwrap().push(line.to_owned())),
         }),
         ..LlmOptions::default()
@@ -73,8 +76,9 @@ fn answer(loaded: &Loaded, request: Request) -> (Vec<u32>, usize) {
 }
 
 /// Waits until the store knows what is in the directory.
-fn wait(loaded: &Loaded, num_packs: u64) {
+fn wait(loaded: &Loaded, folder: &Path) {
     let start = Instant::now();
+    let num_packs = inspect_directory(folder, false).unwrap().packs.len() as u64;
     while loaded.llm.engine().stats().unwrap().prefix_store.unwrap().num_packs < num_packs {
         assert!(start.elapsed() < Duration::from_secs(60), "{:?}", loaded.notices);
         std::thread::sleep(Duration::from_millis(5));
@@ -101,7 +105,7 @@ fn check_restart(files: impl Fn() -> ModelFiles) {
         [33, 48, 70, 91].into_iter().map(|len| request(prompt(len, len), None)).collect();
     let answers = fill(&files, folder.path(), &requests);
     let (plain, again) = (load(files(), None, 16, 8 << 20), load(files(), Some(folder.path()), 16, 8 << 20));
-    wait(&again, 1);
+    wait(&again, folder.path());
     for (request, answer_before) in requests.iter().zip(&answers) {
         let (tokens, num_cached) = answer(&again, request.clone());
         assert_eq!((&tokens, &answer(&plain, request.clone()).0), (answer_before, answer_before));
@@ -131,7 +135,7 @@ fn salts_do_not_share_and_another_block_size_finds_nothing() {
     let salted = request(prompt(7, 60), Some("a"));
     let answers = fill(|| ModelFiles::Demo, folder.path(), std::slice::from_ref(&salted));
     let again = demo(Some(folder.path()));
-    wait(&again, 1);
+    wait(&again, folder.path());
     for other in [None, Some(""), Some("b")] {
         let (tokens, num_cached) = answer(&again, request(prompt(7, 60), other));
         assert_eq!((&tokens, num_cached), (&answers[0], 0), "{other:?}");
@@ -155,7 +159,7 @@ fn damaged_packs_are_computed_again() {
         std::fs::write(&pack.path, bytes).unwrap();
     }
     let again = demo(Some(folder.path()));
-    wait(&again, 1);
+    wait(&again, folder.path());
     assert_eq!(answer(&again, requests[0].clone()).0, answers[0]);
 }
 
@@ -165,7 +169,7 @@ fn a_cache_that_is_smaller_than_what_is_read_is_no_matter() {
     let requests: Vec<Request> = (0..12).map(|seed| request(prompt(seed, 100), None)).collect();
     let answers = fill(|| ModelFiles::Demo, folder.path(), &requests);
     let again = load(ModelFiles::Demo, Some(folder.path()), 16, 1 << 20);
-    wait(&again, 1);
+    wait(&again, folder.path());
     let streams: Vec<_> =
         requests.iter().map(|request| again.llm.engine().submit(request.clone()).unwrap()).collect();
     for (stream, wanted) in streams.into_iter().zip(&answers) {
@@ -220,4 +224,107 @@ fn a_process_may_be_killed_at_any_moment() {
             assert!(report.num_bytes <= 30_000_000 + 3_750_000, "{}", report.num_bytes);
         }
     }
+}
+
+#[test]
+fn what_waits_for_files_is_in_the_memory_plan() {
+    let folder = tempfile::tempdir().unwrap();
+    let available = |prefix_store| {
+        let options = LlmOptions { prefix_store, ..LlmOptions::default() };
+        let (display_name, files) = ("demo".to_owned(), ModelFiles::Demo);
+        let model = ResolvedModel { display_name, files, revision: None, notice: None };
+        Llm::inspect(&model, &options).unwrap().demand.available_bytes
+    };
+    let directory = folder.path().to_owned();
+    let store =
+        StoreOptions { directory, max_bytes: MAX_BYTES, reads_always: false, on_notice: Arc::new(|_| ()) };
+    let (without, with) = (available(None), available(Some(store)));
+    // What other processes take meanwhile is far less.
+    assert!(with + (128 << 20) < without, "{with} {without}");
+}
+
+/// As on a disk that is full: the system takes some of a file and then no more.
+#[cfg(unix)]
+#[test]
+fn a_file_that_cannot_be_written_to_its_end_costs_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, plain) = (folder.path().join("cache"), generate(folder.path().join("other").as_path(), 1));
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "trap '' XFSZ; ulimit -f 64; exec \"$0\" \"$@\""]).arg(plain.get_program());
+    limited.args(generate(&path, 1).get_args()).stdin(Stdio::null());
+    let output = limited.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+    assert_eq!(text.matches("cached prefixes are not written").count(), 1, "{text}");
+    assert_eq!(output.stdout, { plain }.output().unwrap().stdout);
+    assert!(inspect_directory(&path, true).unwrap().packs.is_empty());
+    let files = std::fs::read_dir(&path).unwrap().map(|file| file.unwrap().metadata().unwrap().len());
+    assert!(files.max().unwrap() < 1_000, "what was begun is removed");
+}
+
+/// Where blocks are, by medium and name: parents and tokens, as somebody knows them who has only heard the events.
+type Heard = HashMap<(Medium, u64), (Option<u64>, Vec<u32>)>;
+
+/// Follows what an engine tells of its blocks.
+fn follow(loaded: &Loaded) -> Arc<Mutex<Heard>> {
+    let heard = Arc::new(Mutex::new(Heard::new()));
+    let blocks = Arc::clone(&heard);
+    let listener = move |events| {
+        let mut blocks = blocks.lock().unwrap();
+        for event in events {
+            match event {
+                CacheEvent::Stored { hash, parent, token_ids, medium } => {
+                    assert_eq!(blocks.insert((medium, hash), (parent, token_ids)), None, "stored twice");
+                }
+                CacheEvent::Removed { hash, medium } => {
+                    assert!(blocks.remove(&(medium, hash)).is_some(), "removed and not there");
+                }
+            }
+        }
+    };
+    loaded.llm.engine().watch_cache(Box::new(listener)).unwrap();
+    heard
+}
+
+/// The names of a prompt's full blocks in one place, along the chain of parents.
+fn names(heard: &Heard, prompt: &[u32], medium: Medium) -> Vec<u64> {
+    let mut names: Vec<u64> = Vec::new();
+    for tokens in prompt.chunks_exact(16) {
+        let wanted = (names.last().copied(), tokens.to_vec());
+        let found = heard.iter().find(|((place, _), block)| *place == medium && **block == wanted);
+        let Some(((_, name), _)) = found else { break };
+        names.push(*name);
+    }
+    names
+}
+
+fn wait_until(heard: &Mutex<Heard>, is_done: impl Fn(&Heard) -> bool) {
+    let start = Instant::now();
+    while !is_done(&heard.lock().unwrap()) {
+        assert!(start.elapsed() < Duration::from_secs(60), "{:?}", heard.lock().unwrap().len());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn whoever_follows_the_events_knows_what_is_in_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let requests = [request(prompt(3, 90), None), request(prompt(4, 60), Some("a"))];
+    fill(|| ModelFiles::Demo, folder.path(), &requests);
+    let again = demo(Some(folder.path()));
+    let heard = follow(&again);
+    let (public, secret) = (prompt(3, 90), prompt(4, 60));
+    // Nobody asks for anything meanwhile.
+    wait_until(&heard, |heard| names(heard, &public, Medium::Disk).len() == 5);
+    assert!(heard.lock().unwrap().values().all(|(_, tokens)| *tokens != secret[..16]), "a salted one");
+    answer(&again, requests[0].clone());
+    let both = [Medium::Disk, Medium::Cache].map(|medium| names(&heard.lock().unwrap(), &public, medium));
+    assert_eq!(both[0], both[1], "a block has one name");
+    // What is computed now is told when its file has its name.
+    let other = prompt(9, 40);
+    answer(&again, request(other.clone(), None));
+    wait_until(&heard, |heard| names(heard, &other, Medium::Disk).len() == 2);
+    clear_directory(folder.path()).unwrap();
+    wait_until(&heard, |heard| heard.keys().all(|(medium, _)| *medium == Medium::Cache));
+    assert_eq!(names(&heard.lock().unwrap(), &public, Medium::Cache), both[0]);
 }

@@ -361,6 +361,7 @@ impl EngineArgs {
             pre_tokenizer: self.pre_tokenizer.clone(),
             draft_model: None,
             prefix_store: None,
+            kv_offload: None,
             chat: ChatConfig::default(),
         }
     }

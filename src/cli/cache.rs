@@ -8,6 +8,7 @@ use std::time::SystemTime;
 
 use clap::{Args, Subcommand};
 use tinyvllm::Error;
+use tinyvllm::llm::OffloadOptions;
 use tinyvllm::prefix_store::{
     DirectoryReport, PackContents, PackReport, StoreOptions, clear_directory, inspect_directory,
 };
@@ -29,9 +30,28 @@ pub(crate) struct PrefixStoreArgs {
     /// Most that may be in the folder, in GB; what was used least recently goes first [default: 10]
     #[arg(long, value_name = "N", hide_short_help = true)]
     prefix_cache_gb: Option<f64>,
+    /// Memory of the host for blocks of the KV cache that a GPU has no room for, in GB
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    kv_offload_gb: Option<f64>,
 }
 
 impl PrefixStoreArgs {
+    /// The library's form of the flag for memory of the host.
+    ///
+    /// # Errors
+    /// If it is no number of bytes.
+    pub(crate) fn offload(&self, console: Console) -> anyhow::Result<Option<OffloadOptions>> {
+        let Some(gb) = self.kv_offload_gb else { return Ok(None) };
+        if !(0.001..=1e6).contains(&gb) {
+            return Err(Error::invalid_request(format!(
+                "--kv-offload-gb is {gb}; it must be at least 0.001 and at most 1000000"
+            ))
+            .into());
+        }
+        let on_notice = Arc::new(move |line: &str| console.note(line));
+        Ok(Some(OffloadOptions { max_bytes: (gb * 1e9) as u64, on_notice }))
+    }
+
     /// The library's form of these flags; none without a folder.
     ///
     /// # Errors
@@ -55,6 +75,7 @@ impl PrefixStoreArgs {
         Ok(Some(StoreOptions {
             directory: directory.clone(),
             max_bytes: (gb * 1e9) as u64,
+            reads_always: false,
             on_notice: Arc::new(move |line| console.note(line)),
         }))
     }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::{Map, Value, json};
 use tinyvllm::chat::{ReasoningFormat, ToolCallFormat};
-use tinyvllm::llm::{Llm, ModelReport};
+use tinyvllm::llm::{Llm, LlmOptions, ModelReport};
 use tinyvllm::ops::MemoryBandwidth;
 use tinyvllm::runner::MemoryPlan;
 use tinyvllm::weights::TypeSummary;
@@ -43,7 +43,9 @@ pub(crate) struct InfoArgs {
 /// If the model cannot be had, is damaged, or is none that can be run.
 pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
     let console = Console::new(args.messages);
-    let options = args.engine.options();
+    let prefix_store = args.engine.prefix_store.options(console)?;
+    let kv_offload = args.engine.prefix_store.offload(console)?;
+    let options = LlmOptions { prefix_store, kv_offload, ..args.engine.options() };
     check_device(&options, console)?;
     let model = resolve(&merge_model(&args.positional, &args.model)?, console)?;
     let report = Llm::inspect(&model, &options)?;
@@ -145,6 +147,11 @@ fn to_text(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> String {
                 "KV cache",
                 format!("{}, {tokens} tokens in blocks of {}", human_bytes(bytes), plan.block_size),
             ));
+            if let Some(bytes) = report.kv_offload_bytes {
+                let tokens = bytes / report.demand.kv_bytes_per_token.max(1);
+                memory
+                    .push(line("  in the host's memory", format!("{}, {tokens} tokens", human_bytes(bytes))));
+            }
             memory.push(line("context", format!("{} tokens", plan.max_model_len)));
         }
         Err(why) => memory.push(line("does not fit", why.clone())),
@@ -270,6 +277,7 @@ fn to_json(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> Value {
         "expert_bytes": report.demand.experts.map(|experts| experts.num_bytes),
         "expert_file": report.expert_file,
         "kv_bytes_per_token": report.demand.kv_bytes_per_token,
+        "kv_offload_bytes": report.kv_offload_bytes,
         "available_bytes": report.demand.available_bytes,
         "plan": plan,
         "tokenizer_vocab_size": report.tokenizer_vocab_size,

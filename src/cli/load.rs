@@ -60,7 +60,8 @@ fn resolve_name(name: &str, revision: Option<&str>, console: Console) -> anyhow:
 pub(crate) fn engine_options(args: &EngineArgs, console: Console) -> anyhow::Result<LlmOptions> {
     let draft = args.speculation.draft_model().map(|name| resolve_name(name, None, console));
     let prefix_store = args.prefix_store.options(console)?;
-    let options = LlmOptions { draft_model: draft.transpose()?, prefix_store, ..args.options() };
+    let kv_offload = args.prefix_store.offload(console)?;
+    let options = LlmOptions { draft_model: draft.transpose()?, prefix_store, kv_offload, ..args.options() };
     if options.prefix_store.is_some() && !options.limits.enable_prefix_caching {
         return Err(Error::invalid_request("--prefix-cache-dir keeps nothing without the prefix cache")
             .with_hint("leave --no-enable-prefix-caching out")

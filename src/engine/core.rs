@@ -76,6 +76,25 @@ pub struct EngineStats {
     pub num_external_hits: u64,
     /// What the prefix store has done; none without one.
     pub prefix_store: Option<StoreStats>,
+    /// What memory of the host has of the cache; none if there is none for it.
+    pub host_tier: Option<HostTierStats>,
+}
+
+/// Running totals of memory of the host for blocks of the cache.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HostTierStats {
+    /// Blocks that are there now.
+    pub num_blocks: u64,
+    /// Bytes of these.
+    pub num_bytes: u64,
+    /// Bytes that there may be.
+    pub max_bytes: u64,
+    /// Blocks that were copied there.
+    pub num_stored_blocks: u64,
+    /// Blocks that were copied back.
+    pub num_read_blocks: u64,
+    /// Blocks that were not copied, because a copy failed or all places were in use.
+    pub num_dropped_blocks: u64,
 }
 
 /// Everything that is unfinished.
@@ -309,6 +328,9 @@ impl EngineCore {
         }
         let mut events = self.take_masks();
         events.append(&mut self.step_with_masks());
+        if !self.has_unfinished() {
+            self.keep_rest();
+        }
         events
     }
 
@@ -320,9 +342,11 @@ impl EngineCore {
     /// The step without those whose masks are not there.
     pub(super) fn step_with_masks(&mut self) -> Vec<(RequestId, Event)> {
         let mut events = Vec::new();
+        self.restore_preempted();
         self.take_restored();
         self.propose_drafts();
         let plan = self.scheduler.schedule();
+        self.note_preempted(&plan.preempted);
         self.is_stalled = plan.rows.is_empty() && plan.preempted.is_empty() && self.has_pending();
         if plan.rows.is_empty() {
             return events;
@@ -345,6 +369,7 @@ impl EngineCore {
                 for (row, output) in plan.rows.iter().zip(outputs) {
                     self.update(row, output, &mut events);
                 }
+                self.keep_some();
             }
             Err(error) => {
                 self.stats.num_failed_steps_in_a_row += 1;
@@ -364,15 +389,18 @@ impl EngineCore {
         self.scheduler.keep_pace();
     }
 
-    /// Keeps a record from now on of what can be found in the prefix cache and what no longer, for whoever calls
+    /// Keeps a record from now on of what can be found in the prefix cache and beside it and what no longer, for whoever calls
     /// [`take_cache_events`](Self::take_cache_events) after each step.
     pub fn record_cache_events(&mut self) {
         self.scheduler.record_cache_events();
+        self.record_tier_events();
     }
 
     /// Takes what was recorded since the last time, in the order in which it happened.
     pub fn take_cache_events(&mut self) -> Vec<CacheEvent> {
-        self.scheduler.take_cache_events()
+        let mut events = self.scheduler.take_cache_events();
+        events.append(&mut self.take_tier_events());
+        events
     }
 
     /// What the device failed with, if it is lost: no step can succeed any more.
@@ -422,14 +450,15 @@ impl EngineCore {
     /// Running totals.
     #[must_use]
     pub fn stats(&self) -> EngineStats {
-        EngineStats {
+        let mut stats = EngineStats {
             num_waiting: self.scheduler.num_waiting(),
             num_running: self.scheduler.num_running(),
             num_used_blocks: self.scheduler.num_used_blocks(),
             scheduler: self.scheduler.stats(),
-            prefix_store: self.prefix_store_stats(),
             ..self.stats
-        }
+        };
+        self.report_tiers(&mut stats);
+        stats
     }
 
     /// Whether somebody is held for what is to come.
@@ -451,13 +480,13 @@ impl EngineCore {
         let mut samples = row.samples.iter().zip(output.samples);
         let Some((&leader, tokens)) = samples.next() else {
             self.scheduler.advance(row, &[]);
-            self.keep_blocks(row.seq);
+            self.note_published(row.seq);
             return;
         };
         self.learn_draft(row, tokens.iter().flatten().count());
         let (accepted, finish) = self.accept(leader, tokens, events);
         self.scheduler.advance(row, &accepted);
-        self.keep_blocks(row.seq);
+        self.note_published(row.seq);
         self.follow_constraint(leader, &accepted, finish.is_some());
         for (&fork, tokens) in samples {
             let (accepted, finish) = self.accept(fork, tokens, events);
@@ -637,14 +666,15 @@ impl EngineCore {
         let arrival = self.table.requests.get(&state.request).map_or(now, |request| request.arrival);
         let scheduled = state.first_scheduled.unwrap_or(now);
         let first_token = state.first_token.unwrap_or(now);
+        let from_tier = |num_tokens: fn(&Chain) -> usize| {
+            state.chain.as_deref().map_or(0, num_tokens).min(sequence.num_cached_tokens())
+        };
         SequenceStats {
             num_prompt_tokens: sequence.prompt_token_ids().len(),
             num_output_tokens: sequence.output_token_ids().len(),
             num_cached_tokens: sequence.num_cached_tokens(),
-            num_restored_tokens: state
-                .chain
-                .as_ref()
-                .map_or(0, |chain| chain.num_restored_tokens.min(sequence.num_cached_tokens())),
+            num_disk_tokens: from_tier(|chain| chain.num_disk_tokens),
+            num_host_tokens: from_tier(|chain| chain.num_host_tokens),
             prefix_miss: sequence.prefix_miss(),
             num_preemptions: sequence.num_preemptions(),
             num_accepted_draft_tokens: state.num_accepted_draft_tokens,

@@ -19,12 +19,12 @@ mod scout;
 mod sink;
 mod thread;
 
-pub use self::core::{EngineCore, EngineStats};
+pub use self::core::{EngineCore, EngineStats, HostTierStats};
 pub use drafting::SpeculationStats;
 pub use handle::{AbortHandle, Engine, RequestStream};
 pub use output::{Event, FinishReason, PromptProgress, SequenceStats, StepSizes};
 pub use request::{ModelLimits, Request, RequestId};
 pub use sink::{EventSink, OnAccepted, OnCacheEvents};
 
-pub use crate::kv_cache::{BlockMiss, CacheEvent};
+pub use crate::kv_cache::{BlockMiss, CacheEvent, Medium};
 pub use crate::scheduler::{ClientId, PrefixMiss, Weight};

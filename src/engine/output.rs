@@ -114,7 +114,9 @@ pub struct SequenceStats {
     /// Prompt tokens found in the prefix cache.
     pub num_cached_tokens: usize,
     /// Of these, read from the prefix store for this sequence.
-    pub num_restored_tokens: usize,
+    pub num_disk_tokens: usize,
+    /// And copied from memory of the host for it.
+    pub num_host_tokens: usize,
     /// Why they were not more; none if the sequence never ran.
     pub prefix_miss: Option<PrefixMiss>,
     /// How often the sequence had to give its blocks back.

@@ -16,6 +16,9 @@ use crate::{Error, Result};
 /// What the thread sleeps at most while something is read from files.
 const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
+/// And while blocks wait for files that take none at the moment.
+const LONGEST_WAIT: Duration = Duration::from_millis(100);
+
 /// Everything that the engine's thread can be told.
 pub(super) enum Command {
     /// Where nobody waits for the answer, a refusal is an event like others.
@@ -158,6 +161,9 @@ impl EngineThread {
         }
         let events = self.core.fail_all(&Error::internal(message));
         self.deliver(events);
+        if failure.is_none() {
+            self.core.keep_rest();
+        }
         self.board.publish(self.core.stats());
         if failure.is_some() {
             self.board.tell_of_failure();
@@ -169,15 +175,17 @@ impl EngineThread {
         loop {
             self.board.publish(self.core.stats());
             let is_idle = !self.core.has_unfinished();
-            if is_idle {
+            let is_keeping = is_idle && self.core.keep_while_idle();
+            if is_idle && !is_keeping {
                 let inconsistent = |violation| format!("the engine's state is inconsistent: {violation}");
                 self.core.check_integrity().map_err(inconsistent)?;
             }
-            if is_idle || self.core.sleep() {
+            if !is_keeping && (is_idle || self.core.sleep()) {
                 // A disk that says nothing any more holds nobody up for ever.
-                let command = match self.core.has_restores() {
-                    true => commands.recv_timeout(LONGEST_SLEEP),
-                    false => commands.recv().map_err(RecvTimeoutError::from),
+                let command = match (self.core.has_restores(), is_idle && self.core.has_unkept()) {
+                    (true, _) => commands.recv_timeout(LONGEST_SLEEP),
+                    (false, true) => commands.recv_timeout(LONGEST_WAIT),
+                    (false, false) => commands.recv().map_err(RecvTimeoutError::from),
                 };
                 match command {
                     Ok(command) => {

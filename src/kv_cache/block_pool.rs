@@ -39,6 +39,8 @@ pub struct BlockPool {
     /// Reused last.
     free_tail: u32,
     num_free: usize,
+    /// Of the free list.
+    num_changes: u64,
     block_size: usize,
     cache: Option<PrefixCache>,
 }
@@ -53,6 +55,7 @@ impl BlockPool {
             free_head: NONE,
             free_tail: NONE,
             num_free: 0,
+            num_changes: 0,
             block_size,
             cache: enable_prefix_caching.then(|| PrefixCache::new(num_blocks, block_size)),
         };
@@ -136,6 +139,30 @@ impl BlockPool {
         self.cache.as_ref()?.lookup(hash, parent, token_ids)
     }
 
+    /// Of the next `num_blocks` that [`allocate`](Self::allocate) gives those that can be found, with their names, those of the
+    /// blocks before them and their tokens.
+    pub fn next_evicted(
+        &self,
+        num_blocks: usize,
+    ) -> impl Iterator<Item = (BlockId, BlockHash, BlockHash, &[u32])> {
+        let first = (self.free_head != NONE).then_some(self.free_head);
+        let next = |block: &u32| {
+            let next = self.blocks[*block as usize].next;
+            (next != NONE).then_some(next)
+        };
+        let blocks = std::iter::successors(first, next).take(num_blocks).map(BlockId);
+        blocks.filter_map(|block| {
+            let (hash, parent, token_ids) = self.cache.as_ref()?.published(block)?;
+            Some((block, hash, parent, token_ids))
+        })
+    }
+
+    /// How often blocks have come into the free list or left it.
+    #[must_use]
+    pub fn num_changes(&self) -> u64 {
+        self.num_changes
+    }
+
     /// Why [`lookup`](Self::lookup) finds nothing; `None` without a prefix cache.
     #[must_use]
     pub fn explain(&self, hash: BlockHash, parent: BlockHash, token_ids: &[u32]) -> Option<BlockMiss> {
@@ -203,6 +230,7 @@ impl BlockPool {
         }
         self.free_tail = block;
         self.num_free += 1;
+        self.num_changes += 1;
     }
 
     fn push_front(&mut self, block: u32) {
@@ -215,6 +243,7 @@ impl BlockPool {
         }
         self.free_head = block;
         self.num_free += 1;
+        self.num_changes += 1;
     }
 
     fn unlink(&mut self, block: u32) {
@@ -228,6 +257,7 @@ impl BlockPool {
             next => self.blocks[next as usize].previous = previous,
         }
         self.num_free -= 1;
+        self.num_changes += 1;
     }
 }
 

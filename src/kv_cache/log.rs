@@ -2,6 +2,17 @@
 
 use super::BlockHash;
 
+/// Where a block is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Medium {
+    /// In the cache, whose memory is the device's.
+    Cache,
+    /// In memory of the host, from where it has to be copied.
+    Host,
+    /// In a file.
+    Disk,
+}
+
 /// A block got a name or lost it. Names are the low 64 bits of [`BlockHash`].
 ///
 /// Blocks of requests with a salt are never told of: whoever hears of a block sees its tokens.
@@ -15,12 +26,30 @@ pub enum CacheEvent {
         parent: Option<u64>,
         /// Its tokens, as many as a block has.
         token_ids: Vec<u32>,
+        /// Where.
+        medium: Medium,
     },
-    /// A block was given to somebody else.
+    /// A block is no longer there: in the cache, it was given to somebody else.
     Removed {
         /// Its name.
         hash: u64,
+        /// Where.
+        medium: Medium,
     },
+}
+
+impl CacheEvent {
+    /// A block without a salt is to be found in `medium`. The first one of a prompt has no parent.
+    #[must_use]
+    pub fn stored(hash: BlockHash, parent: Option<BlockHash>, token_ids: Vec<u32>, medium: Medium) -> Self {
+        Self::Stored { hash: hash.low_bits(), parent: parent.map(BlockHash::low_bits), token_ids, medium }
+    }
+
+    /// It no longer is.
+    #[must_use]
+    pub fn removed(hash: BlockHash, medium: Medium) -> Self {
+        Self::Removed { hash: hash.low_bits(), medium }
+    }
 }
 
 /// What has happened since somebody asked last.
@@ -38,18 +67,14 @@ impl CacheLog {
 
     pub(super) fn stored(&mut self, hash: BlockHash, parent: BlockHash, token_ids: &[u32]) {
         if !hash.is_private() {
-            let parent = (parent != self.root).then(|| parent.low_bits());
-            self.events.push(CacheEvent::Stored {
-                hash: hash.low_bits(),
-                parent,
-                token_ids: token_ids.to_vec(),
-            });
+            let parent = (parent != self.root).then_some(parent);
+            self.events.push(CacheEvent::stored(hash, parent, token_ids.to_vec(), Medium::Cache));
         }
     }
 
     pub(super) fn removed(&mut self, hash: BlockHash) {
         if !hash.is_private() {
-            self.events.push(CacheEvent::Removed { hash: hash.low_bits() });
+            self.events.push(CacheEvent::removed(hash, Medium::Cache));
         }
     }
 

@@ -13,5 +13,5 @@ mod log;
 mod prefix_cache;
 
 pub use block_pool::{BlockId, BlockPool};
-pub use log::CacheEvent;
+pub use log::{CacheEvent, Medium};
 pub use prefix_cache::{BlockHash, BlockHasher, BlockMiss, PrefixCache};

@@ -29,7 +29,8 @@ impl BlockHash {
     }
 
     /// Whether a salt is behind the prefix.
-    pub(super) fn is_private(self) -> bool {
+    #[must_use]
+    pub fn is_private(self) -> bool {
         self.0 & Self::PRIVATE != 0
     }
 
@@ -252,6 +253,13 @@ impl PrefixCache {
     #[must_use]
     pub fn is_published(&self, block: BlockId) -> bool {
         self.names[block.index()].is_some()
+    }
+
+    /// The block's name, that of the block before it, and its tokens, if it has a name.
+    #[must_use]
+    pub fn published(&self, block: BlockId) -> Option<(BlockHash, BlockHash, &[u32])> {
+        let (hash, parent) = self.names[block.index()]?;
+        Some((hash, parent, self.tokens(block)))
     }
 
     /// Published blocks.

@@ -13,8 +13,8 @@ use super::draft::OpenedDraft;
 use super::generation_config::GenerationConfig;
 use super::kv_cache_choice::ChosenKvCache;
 use super::{
-    DeviceChoice, GenerationConfigChoice, KernelChoice, KvCacheChoice, Llm, OpenedDevice, expert_file,
-    prefix_store,
+    DeviceChoice, GenerationConfigChoice, KernelChoice, KvCacheChoice, Llm, OffloadOptions, OpenedDevice,
+    expert_file, offload, prefix_store,
 };
 use crate::chat::{Chat, ChatConfig};
 use crate::config::{ModelConfig, SpeculativeConfig, SpeculativeMethod};
@@ -78,6 +78,8 @@ pub struct LlmOptions {
     pub draft_model: Option<ResolvedModel>,
     /// Where prefixes are kept that a restart shall find.
     pub prefix_store: Option<StoreOptions>,
+    /// Memory of the host for what a GPU's cache gives away.
+    pub kv_offload: Option<OffloadOptions>,
 }
 
 impl LlmOptions {
@@ -312,7 +314,11 @@ impl Llm {
         if let Some(draft) = draft {
             core.set_draft_source(Box::new(draft));
         }
-        if let Some(store) = store.transpose()?.flatten() {
+        if let Some(OffloadOptions { max_bytes, on_notice }) = options.kv_offload.clone() {
+            core.set_host_tier(max_bytes, move |line| on_notice(line)).map_err(with_plan)?;
+        }
+        if let Some((store, step_seconds)) = store.transpose()?.flatten() {
+            core.expect_steps(step_seconds);
             core.set_prefix_store(store);
         }
         let engine = Engine::start(core)?;
@@ -396,6 +402,10 @@ impl OpenedModel {
                 backend.working_set_bytes().unwrap_or_else(available_memory_bytes)
             }
         };
+        let shared_bytes = offload::shared_bytes(options, device)?;
+        // Of the host's memory, which is this one where a GPU has none of its own.
+        let has_queue = options.prefix_store.is_some() && !device.has_own_memory();
+        let queue_bytes = if has_queue { prefix_store::MAX_QUEUED_BYTES } else { 0 };
         let block_size = options.limits.block_size.max(1);
         let config = self.config.with_cached_layers();
         let per_token =
@@ -413,7 +423,10 @@ impl OpenedModel {
             usual_model_len: self.config.usual_model_len,
             context_hint: self.config.context_hint,
             available_bytes: available_bytes.saturating_sub(
-                OVERHEAD_BYTES + self.mtp_bytes(options, per_token, device.useful_batched_tokens()),
+                OVERHEAD_BYTES
+                    + self.mtp_bytes(options, per_token, device.useful_batched_tokens())
+                    + queue_bytes
+                    + shared_bytes,
             ),
             is_gpu_memory: device.has_own_memory(),
             useful_batched_tokens: device.useful_batched_tokens(),

@@ -5,10 +5,13 @@ use super::load::OpenedModel;
 use crate::config::EngineConfig;
 use crate::demo;
 use crate::prefix_store::{LoadedFile, PrefixStore, StoreOptions};
-use crate::runner::{ModelRunner, Runner};
+use crate::runner::{ModelRunner, Probe, Runner};
 use crate::{ErrorKind, Result};
 
-/// Opens the directory and computes the probe. The weights are hashed in the background. None, which is said, if the
+pub(super) use crate::prefix_store::MAX_QUEUED_BYTES;
+
+/// Opens the directory and computes the probe, and gives the seconds that a step took in it. The weights are hashed in the
+/// background. None, which is said, if the
 /// system does not let this process use the directory.
 ///
 /// # Errors
@@ -19,8 +22,9 @@ pub(super) fn open(
     options: &LlmOptions,
     engine: &EngineConfig,
     runner: &mut ModelRunner,
-) -> Result<Option<PrefixStore>> {
-    let probe = runner.probe(engine.prompt_group, engine.max_num_batched_tokens)?;
+) -> Result<Option<(PrefixStore, f64)>> {
+    let Probe { bytes: probe, step_seconds } =
+        runner.probe(engine.prompt_group, engine.max_num_batched_tokens)?;
     let cache = runner.kv_cache();
     let (cache, block_bytes) =
         cache.map(|cache| (format!("{:?}", cache.dtype()), cache.block_bytes())).unwrap_or_default();
@@ -47,6 +51,6 @@ pub(super) fn open(
             (store.on_notice)(&format!("prefixes are not kept: {error}"));
             Ok(None)
         }
-        opened => opened.map(Some),
+        opened => opened.map(|store| Some((store, step_seconds))),
     }
 }

@@ -33,6 +33,8 @@ pub struct ModelReport {
     pub traffic: WeightTraffic,
     /// What the memory plan was made from.
     pub demand: MemoryDemand,
+    /// Bytes of the host's memory for what a GPU's cache gives away.
+    pub kv_offload_bytes: Option<u64>,
     /// How many tokens a token attends to at most in each layer, if there is a limit.
     pub windows: Vec<Option<usize>>,
     /// The memory plan, or why there is none.
@@ -162,6 +164,7 @@ impl Llm {
             traffic: WeightTraffic::of(&opened.checkpoint, config, quantizer, kept_as)?,
             windows: config.layer_attention.iter().map(|layer| layer.window).collect(),
             demand,
+            kv_offload_bytes: options.kv_offload.as_ref().map(|offload| offload.max_bytes),
             expert_file: match &plan {
                 Ok(plan) if plan.experts_in_file => Some(expert_file::path(&opened, options)?),
                 _ => None,

@@ -16,6 +16,7 @@ use crate::config::ModelConfig;
 use crate::ops::context::Context;
 use crate::ops::cpu::paged_cache::{GROUP, KvCacheDType, KvLayout};
 use crate::ops::device::{Device, Held, LayerPools, on_device, with_held};
+use crate::ops::gpu::GpuBuffer;
 use crate::{Error, ErrorKind, Result};
 
 /// The keys and values of a layer on a device.
@@ -29,7 +30,32 @@ pub(crate) trait DevicePools: fmt::Debug {
     /// Copies a block that exists to `bytes`, which are as many as a block has, in a form of the device's own.
     fn read_block(&self, block: usize, bytes: &mut [u8]) -> Result<()>;
 
+    /// The same for several blocks. Work that writes them has been [waited for](Self::wait).
+    fn read_blocks(&self, parts: &mut [(usize, &mut [u8])]) -> Result<()> {
+        parts.iter_mut().try_for_each(|(block, bytes)| self.read_block(*block, bytes))
+    }
+
+    /// Memory of the host that blocks are copied to, for devices that have their own.
+    fn allocate_host(&self, _num_bytes: usize) -> Result<GpuBuffer> {
+        Err(Error::unsupported("the cache is in memory of the host already"))
+    }
+
+    /// Copies a block to such memory, behind the work that the device was given and before what comes.
+    fn copy_out(&self, _block: usize, _target: (&GpuBuffer, usize)) -> Result<()> {
+        Err(Error::unsupported("the cache is in memory of the host already"))
+    }
+
     /// The same the other way round.
+    fn copy_in(&mut self, _block: usize, _source: (&GpuBuffer, usize)) -> Result<()> {
+        Err(Error::unsupported("the cache is in memory of the host already"))
+    }
+
+    /// Waits for all work that was given to the device.
+    fn wait(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// [`read_block`](Self::read_block) the other way round.
     fn write_block(&mut self, block: usize, bytes: &[u8]) -> Result<()>;
 }
 
@@ -44,6 +70,27 @@ pub struct KvCache {
     layout: KvLayout,
     num_blocks: usize,
     layers: Vec<Held<LayerPools>>,
+}
+
+/// Blocks in memory of the host. What is in them is the device's business: it copies in the order of its work.
+#[derive(Debug)]
+pub struct HostBlocks {
+    memory: GpuBuffer,
+    num_blocks: usize,
+    block_bytes: usize,
+}
+
+impl HostBlocks {
+    /// Where place `index` begins, for blocks of so many bytes.
+    fn start_of(&self, index: usize, block_bytes: usize) -> Result<usize> {
+        if index >= self.num_blocks || block_bytes != self.block_bytes {
+            return Err(Error::internal(format!(
+                "place {index} for a block of {block_bytes} bytes among {} of {}",
+                self.num_blocks, self.block_bytes
+            )));
+        }
+        Ok(index * self.block_bytes)
+    }
 }
 
 impl fmt::Debug for KvCache {
@@ -155,6 +202,27 @@ impl KvCache {
         Ok(())
     }
 
+    /// Copies several blocks as [`read_block`](Self::read_block) does, each to bytes of its own, and waits only once for the
+    /// work that is under way.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_blocks(&self, blocks: &[u32], bytes: &mut [Vec<u8>]) -> Result<()> {
+        for (block, bytes) in blocks.iter().zip(&*bytes) {
+            self.check_block(*block, bytes.len())?;
+        }
+        self.wait()?;
+        let mut start = 0;
+        for layer in &self.layers {
+            let end = start + layer_bytes(layer);
+            let own = bytes.iter_mut().map(|bytes| &mut bytes[start..end]);
+            let mut parts: Vec<_> = blocks.iter().map(|block| *block as usize).zip(own).collect();
+            with_held!(layer, |pools| pools.read_blocks(&mut parts))?;
+            start = end;
+        }
+        Ok(())
+    }
+
     /// Puts into a block what [`read_block`](Self::read_block) has read of one.
     ///
     /// # Errors
@@ -168,6 +236,56 @@ impl KvCache {
             rest = others;
         }
         Ok(())
+    }
+
+    /// Memory of the host for so many blocks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the cache is there itself, [`ErrorKind::Capacity`] if the system does not give the memory.
+    pub fn host_blocks(&self, num_blocks: usize) -> Result<HostBlocks> {
+        let num_bytes = self.block_bytes().checked_mul(num_blocks).ok_or_else(|| {
+            Error::new(ErrorKind::Capacity, format!("the size of {num_blocks} blocks of the host overflows"))
+        })?;
+        let layer = self.layers.first().ok_or_else(|| Error::internal("a cache without layers"))?;
+        let memory = with_held!(layer, |pools| pools.allocate_host(num_bytes.max(16)))?;
+        Ok(HostBlocks { memory, num_blocks, block_bytes: self.block_bytes() })
+    }
+
+    /// Copies a block to place `index` in memory of the host, behind the work that the device was given and before what it is
+    /// given later. Nobody waits for that.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Internal`] if there is no such block or place, or work on the device failed.
+    pub fn copy_out(&self, block: u32, host: &HostBlocks, index: usize) -> Result<()> {
+        let mut start = host.start_of(index, self.block_bytes())?;
+        self.check_block(block, self.block_bytes())?;
+        for layer in &self.layers {
+            with_held!(layer, |pools| pools.copy_out(block as usize, (&host.memory, start)))?;
+            start += layer_bytes(layer);
+        }
+        Ok(())
+    }
+
+    /// Puts into a block what is at place `index` in memory of the host, in the same way.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn copy_in(&mut self, block: u32, host: &HostBlocks, index: usize) -> Result<()> {
+        let mut start = host.start_of(index, self.block_bytes())?;
+        self.check_block(block, self.block_bytes())?;
+        for layer in &mut self.layers {
+            with_held!(layer, |pools| pools.copy_in(block as usize, (&host.memory, start)))?;
+            start += layer_bytes(layer);
+        }
+        Ok(())
+    }
+
+    /// Waits for all work that the device was given.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Internal`] if it failed.
+    pub fn wait(&self) -> Result<()> {
+        self.layers.first().map_or(Ok(()), |layer| with_held!(layer, |pools| pools.wait()))
     }
 
     fn check_block(&self, block: u32, num_bytes: usize) -> Result<()> {

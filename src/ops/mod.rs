@@ -46,7 +46,7 @@ pub use experts::{Router, Routing, experts_gated, experts_residual, fetch_expert
 pub use gated::gated;
 pub use gather_rows::gather_rows;
 pub use heads_linear::{Heads, heads_linear};
-pub use kv_cache::KvCache;
+pub use kv_cache::{HostBlocks, KvCache};
 pub use latent_kv_write::latent_kv_write;
 pub use linear::{
     LinearScratch, linear, linear_residual, norm_linear, norm_logits, norm_swiglu, norm_swiglu_biased,

@@ -127,5 +127,9 @@ fn blocks_are_copied_whole_and_only_where_they_exist() {
             cache.read_block(block, &mut found).unwrap();
             assert_eq!(&found, expected, "block {block}");
         }
+        let mut found = vec![vec![1; bytes.len()]; 3];
+        cache.read_blocks(&[2, 0, 1], &mut found).unwrap();
+        assert!(found[0] == bytes && found[1] == vec![0; bytes.len()] && found[2] == bytes);
+        refuses(cache.read_blocks(&[0, 3], &mut found[..2]), "block 3");
     });
 }

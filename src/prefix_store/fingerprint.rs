@@ -7,9 +7,9 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::Shared;
 use super::name::{Fingerprint, HASH_BYTES};
@@ -18,6 +18,33 @@ use super::name::{Fingerprint, HASH_BYTES};
 const PIECE: u64 = 4 << 20;
 const MAX_THREADS: usize = 4;
 pub(super) const KEPT: &str = "weights";
+
+/// How far the hashing of the weights is.
+#[derive(Debug, Default)]
+pub(super) struct Hashing {
+    all_bytes: AtomicU64,
+    done_bytes: AtomicU64,
+    begun: OnceLock<Instant>,
+}
+
+impl Hashing {
+    fn begin(&self, num_bytes: u64) {
+        self.all_bytes.store(num_bytes, Ordering::Relaxed);
+        let _ = self.begun.set(Instant::now());
+    }
+
+    fn advance(&self, num_bytes: u64) {
+        self.done_bytes.fetch_add(num_bytes, Ordering::Relaxed);
+    }
+
+    /// What is left of it at its speed so far; none if that is not known.
+    pub(super) fn time_left(&self) -> Option<Duration> {
+        let done = self.done_bytes.load(Ordering::Relaxed);
+        let left = self.all_bytes.load(Ordering::Relaxed).saturating_sub(done);
+        let seconds = self.begun.get()?.elapsed().as_secs_f64() * left as f64 / done as f64;
+        Duration::try_from_secs_f64(seconds).ok()
+    }
+}
 
 /// Makes the fingerprint of a model, with what the directory remembers of its files.
 pub struct FingerprintParts {
@@ -44,6 +71,7 @@ impl FingerprintParts {
     pub fn fingerprint(&self, files: &[LoadedFile], parts: &[&[u8]]) -> Option<Fingerprint> {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&(files.len() as u64).to_le_bytes());
+        self.shared.hashing.begin(files.iter().map(|(_, len, _)| len).sum());
         for file in files {
             match self.file_hash(file) {
                 Ok(hash) => hasher.update(&hash),
@@ -76,9 +104,13 @@ impl FingerprintParts {
         {
             let mut hash = [0; HASH_BYTES];
             hash.copy_from_slice(&kept[..HASH_BYTES]);
+            self.shared.hashing.advance(*len);
             return Ok(hash);
         }
-        let hash = hash_file(path, before.len(), || self.shared.is_closed())?;
+        let hash = hash_file(path, before.len(), |num_bytes| {
+            self.shared.hashing.advance(num_bytes);
+            !self.shared.is_closed()
+        })?;
         let after = fs::metadata(path)?;
         if !is_same(&after) || stamp(path, &after) != stamp(path, &before) {
             return Err(io::Error::other("it has changed since it was loaded"));
@@ -121,8 +153,8 @@ fn read_kept(path: &Path) -> Option<[u8; 2 * HASH_BYTES]> {
     bytes.try_into().ok()
 }
 
-/// The hash of the hashes of a file's pieces, by several threads.
-fn hash_file(path: &Path, len: u64, is_closed: impl Fn() -> bool + Sync) -> io::Result<[u8; HASH_BYTES]> {
+/// The hash of the hashes of a file's pieces, by several threads. `go_on` hears the bytes of each piece that is done.
+fn hash_file(path: &Path, len: u64, go_on: impl Fn(u64) -> bool + Sync) -> io::Result<[u8; HASH_BYTES]> {
     let num_pieces = usize::try_from(len.div_ceil(PIECE)).map_err(io::Error::other)?;
     let (next, hashes) = (AtomicUsize::new(0), Mutex::new(vec![[0; HASH_BYTES]; num_pieces]));
     let work = || -> io::Result<()> {
@@ -132,14 +164,14 @@ fn hash_file(path: &Path, len: u64, is_closed: impl Fn() -> bool + Sync) -> io::
             if piece >= num_pieces {
                 return Ok(());
             }
-            if is_closed() {
-                return Err(io::Error::other("the store is closed"));
-            }
             let start = piece as u64 * PIECE;
             bytes.resize((len - start).min(PIECE) as usize, 0);
             file.seek(SeekFrom::Start(start))?;
             file.read_exact(&mut bytes)?;
             hashes.lock().unwrap_or_else(PoisonError::into_inner)[piece] = blake3::hash(&bytes).into();
+            if !go_on(bytes.len() as u64) {
+                return Err(io::Error::other("the store is closed"));
+            }
         }
     };
     let num_threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(MAX_THREADS);

@@ -19,10 +19,11 @@ mod writer;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 pub use fingerprint::{FingerprintParts, LoadedFile};
 pub use inspect::{DirectoryReport, PackContents, PackReport, clear_directory, inspect_directory};
@@ -30,14 +31,15 @@ pub use name::{BlockName, Fingerprint, Namer};
 pub use reader::{Fetched, Wanted};
 
 use self::directory::Directory;
+use self::fingerprint::Hashing;
 use self::pack::BlockRecord;
 use self::reader::FetchJob;
-use self::shelf::Shelf;
+use self::shelf::{Change, Shelf};
 use self::writer::{Put, Writer};
 use crate::{Error, Result};
 
-/// Bytes that may wait to be written.
-const MAX_QUEUED_BYTES: u64 = 256 << 20;
+/// Bytes that may wait to be written: memory of the host that the store takes.
+pub const MAX_QUEUED_BYTES: u64 = 256 << 20;
 /// Blocks that may wait to be written, and prefixes to be read.
 const QUEUE: usize = 4_096;
 /// Bytes of a pack where the limit is large.
@@ -55,16 +57,19 @@ pub struct StoreOptions {
     pub directory: PathBuf,
     /// The most bytes of all its files together.
     pub max_bytes: u64,
+    /// Whether prefixes are read also where computing them seems to be faster.
+    pub reads_always: bool,
     /// Hears of damaged files and failures.
     pub on_notice: OnNotice,
 }
 
 impl fmt::Debug for StoreOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { directory, max_bytes, .. } = self;
+        let Self { directory, max_bytes, reads_always, .. } = self;
         f.debug_struct("StoreOptions")
             .field("directory", directory)
             .field("max_bytes", max_bytes)
+            .field("reads_always", reads_always)
             .finish_non_exhaustive()
     }
 }
@@ -109,10 +114,25 @@ struct Shared {
     block_bytes: u64,
     block_size: u32,
     shelf: Shelf,
+    hashing: Hashing,
     counters: Counters,
     on_notice: OnNotice,
     /// Nothing more is wanted.
     is_closed: AtomicBool,
+    /// Is called when the record of changes has something in it.
+    on_change: Mutex<Option<OnChange>>,
+}
+
+/// Hears on another thread that blocks can be read that could not, or no longer.
+pub type OnChange = Box<dyn Fn() + Send>;
+
+/// A block can be read, or no longer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StoreChange {
+    /// It can, and this is what asks for it.
+    Added(Wanted),
+    /// It cannot.
+    Removed(BlockName),
 }
 
 impl Shared {
@@ -122,6 +142,15 @@ impl Shared {
 
     fn notice(&self, line: &str) {
         (self.on_notice)(line);
+    }
+
+    /// Tells whoever follows the record, if there is something in it.
+    fn tell_of_changes(&self) {
+        if self.shelf.has_changes()
+            && let Some(on_change) = &*self.on_change.lock().unwrap_or_else(PoisonError::into_inner)
+        {
+            on_change();
+        }
     }
 
     fn is_closed(&self) -> bool {
@@ -135,6 +164,7 @@ pub struct PrefixStore {
     puts: Option<SyncSender<Put>>,
     jobs: Option<SyncSender<FetchJob>>,
     threads: Vec<JoinHandle<()>>,
+    reads_always: bool,
 }
 
 impl fmt::Debug for PrefixStore {
@@ -162,19 +192,27 @@ impl PrefixStore {
             block_bytes: block_bytes as u64,
             block_size: u32::try_from(block_size).map_err(too_large)?,
             shelf: Shelf::default(),
+            hashing: Hashing::default(),
             counters: Counters::default(),
             on_notice: Arc::clone(&options.on_notice),
             is_closed: AtomicBool::new(false),
+            on_change: Mutex::default(),
         });
         let (puts, queue) = sync_channel(QUEUE);
         let (jobs, job_queue) = sync_channel(QUEUE);
-        let mut store =
-            Self { shared: Arc::clone(&shared), puts: Some(puts), jobs: Some(jobs), threads: Vec::new() };
+        let mut store = Self {
+            shared: Arc::clone(&shared),
+            puts: Some(puts),
+            jobs: Some(jobs),
+            threads: Vec::new(),
+            reads_always: options.reads_always,
+        };
         let own = Arc::clone(&shared);
         store.start("write", move || {
-            let parts = FingerprintParts::new(&own);
-            if let Some(fingerprint) = fingerprint(&parts) {
-                own.shelf.open(Namer { secret: own.directory.secret, fingerprint });
+            let fingerprint = fingerprint(&FingerprintParts::new(&own));
+            let secret = own.directory.secret;
+            own.shelf.open(fingerprint.map(|fingerprint| Namer { secret, fingerprint }));
+            if fingerprint.is_some() {
                 Writer::new(own).run(&queue);
             }
         })?;
@@ -207,15 +245,49 @@ impl PrefixStore {
         self.shared.shelf.num_readable(names)
     }
 
-    /// Whether a block may be given now; if not, it is counted as dropped.
+    /// Whether it is not known yet which model this is, so that nothing is named but may be later.
     #[must_use]
-    pub fn has_room(&self) -> bool {
+    pub fn is_pending(&self) -> bool {
+        self.shared.shelf.is_pending()
+    }
+
+    /// What is left of hashing the weights at its speed so far; none if that is not known.
+    #[must_use]
+    pub fn hashing_time_left(&self) -> Option<Duration> {
+        self.shared.hashing.time_left()
+    }
+
+    /// How many blocks may be given now.
+    #[must_use]
+    pub fn num_free(&self) -> usize {
         let queued = self.shared.counters.queued_bytes.load(Ordering::Relaxed);
-        let has_room = queued + self.shared.block_bytes <= MAX_QUEUED_BYTES.max(self.shared.block_bytes);
-        if !has_room {
-            self.shared.count(|counters| &counters.dropped_blocks, 1);
-        }
-        has_room
+        let block_bytes = self.shared.block_bytes.max(1);
+        let free = MAX_QUEUED_BYTES.max(block_bytes).saturating_sub(queued) / block_bytes;
+        usize::try_from(free).unwrap_or(usize::MAX)
+    }
+
+    /// Counts blocks that were not given, because too many waited.
+    pub fn count_dropped(&self, num_blocks: usize) {
+        self.shared.count(|counters| &counters.dropped_blocks, num_blocks as u64);
+    }
+
+    /// What it takes to check the bytes of a block.
+    #[must_use]
+    pub fn checking_time(&self, bytes: &[u8]) -> Duration {
+        let start = Instant::now();
+        std::hint::black_box(self.shared.directory.secret.hash("bytes", &[&[0; 32], bytes]));
+        start.elapsed()
+    }
+
+    /// Whether prefixes are read also where computing them seems to be faster.
+    #[must_use]
+    pub fn reads_always(&self) -> bool {
+        self.reads_always
+    }
+
+    /// Says a line to whoever hears of failures.
+    pub fn notice(&self, line: &str) {
+        self.shared.notice(line);
     }
 
     /// Gives a block to be written, with as many bytes as blocks have. Waits for nothing.
@@ -242,6 +314,23 @@ impl PrefixStore {
     pub fn fetch(&self, wanted: Vec<Wanted>, deliver: impl FnMut(Fetched) -> bool + Send + 'static) -> bool {
         let job = FetchJob { wanted, deliver: Box::new(deliver) };
         self.jobs.as_ref().is_some_and(|jobs| jobs.try_send(job).is_ok())
+    }
+
+    /// Keeps a record from now on of the blocks that can be read, which begins with those that there are. `on_change` hears
+    /// when there is something new in it.
+    pub fn record_changes(&self, on_change: OnChange) {
+        *self.shared.on_change.lock().unwrap_or_else(PoisonError::into_inner) = Some(on_change);
+        self.shared.shelf.record_changes();
+    }
+
+    /// What was recorded since the last time. Blocks of a pack come in the order in which they were written.
+    #[must_use]
+    pub fn take_changes(&self) -> Vec<StoreChange> {
+        let told = |change| match change {
+            Change::Added(place) => StoreChange::Added(place.wanted()),
+            Change::Removed(name) => StoreChange::Removed(name),
+        };
+        self.shared.shelf.take_changes().into_iter().map(told).collect()
     }
 
     /// Running totals.

@@ -5,6 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
 
 use super::directory::touch;
 use super::name::BlockName;
@@ -29,8 +30,8 @@ pub struct Wanted {
 /// What comes of a fetch.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Fetched {
-    /// The bytes of the next block.
-    Block(Vec<u8>),
+    /// The bytes of the next block, and what it took to read and check them.
+    Block(Vec<u8>, Duration),
     /// Nothing more comes: all are there, or one could not be read.
     End,
 }
@@ -49,8 +50,9 @@ pub(super) fn run(shared: &Arc<Shared>, jobs: &Receiver<FetchJob>) {
             if shared.is_closed() {
                 break;
             }
+            let start = Instant::now();
             let Some(bytes) = read(shared, block, &mut open) else { break };
-            if !deliver(Fetched::Block(bytes)) {
+            if !deliver(Fetched::Block(bytes, start.elapsed())) {
                 break;
             }
         }

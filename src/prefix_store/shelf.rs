@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::name::{BlockName, Namer};
-use super::pack::PackIndex;
+use super::pack::{BlockRecord, PackIndex};
+use super::reader::Wanted;
 
 /// A pack that others can read.
 #[derive(Debug)]
@@ -21,10 +22,27 @@ pub(super) struct Place {
     pub(super) index: usize,
 }
 
+impl Place {
+    /// What asks for the block.
+    pub(super) fn wanted(&self) -> Wanted {
+        let BlockRecord { name, parent, num_grouped, is_salted, token_ids } =
+            self.pack.index.records[self.index].clone();
+        Wanted { name, parent, num_grouped: num_grouped as usize, is_salted, token_ids }
+    }
+}
+
+/// A block of this model can be read, or no longer.
+#[derive(Debug, Clone)]
+pub(super) enum Change {
+    Added(Place),
+    Removed(BlockName),
+}
+
 /// The index from names to places.
 #[derive(Debug, Default)]
 pub(super) struct Shelf {
-    namer: OnceLock<Namer>,
+    /// None in it if it will never be known.
+    namer: OnceLock<Option<Namer>>,
     state: Mutex<State>,
 }
 
@@ -35,6 +53,16 @@ struct State {
     expected: HashSet<BlockName>,
     /// Files that were looked at: packs of this model, and whatever is of no use.
     packs: HashMap<PathBuf, Option<Arc<Pack>>>,
+    /// What has changed since somebody asked last, if anybody does.
+    changes: Option<Vec<Change>>,
+}
+
+impl State {
+    fn note(&mut self, change: impl FnOnce() -> Change) {
+        if let Some(changes) = &mut self.changes {
+            changes.push(change());
+        }
+    }
 }
 
 impl Shelf {
@@ -42,13 +70,18 @@ impl Shelf {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn open(&self, namer: Namer) {
+    pub(super) fn open(&self, namer: Option<Namer>) {
         // It is told once.
         let _ = self.namer.set(namer);
     }
 
     pub(super) fn namer(&self) -> Option<&Namer> {
-        self.namer.get()
+        self.namer.get()?.as_ref()
+    }
+
+    /// Whether it is not known yet which model this is.
+    pub(super) fn is_pending(&self) -> bool {
+        self.namer.get().is_none()
     }
 
     pub(super) fn has(&self, name: BlockName) -> bool {
@@ -93,10 +126,30 @@ impl Shelf {
         if let Some(pack) = &pack {
             for (index, record) in pack.index.records.iter().enumerate() {
                 state.expected.remove(&record.name);
-                state.places.insert(record.name, Place { pack: Arc::clone(pack), index });
+                let place = Place { pack: Arc::clone(pack), index };
+                if state.places.insert(record.name, place.clone()).is_none() {
+                    state.note(|| Change::Added(place));
+                }
             }
         }
         state.packs.insert(path.to_owned(), pack);
+    }
+
+    /// Keeps a record from now on of what changes, which begins with all that is there.
+    pub(super) fn record_changes(&self) {
+        let mut state = self.state();
+        let all = state.places.values().cloned().map(Change::Added).collect();
+        state.changes = Some(all);
+    }
+
+    /// What was recorded since the last time.
+    pub(super) fn take_changes(&self) -> Vec<Change> {
+        self.state().changes.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Whether a record has anything in it.
+    pub(super) fn has_changes(&self) -> bool {
+        self.state().changes.as_ref().is_some_and(|changes| !changes.is_empty())
     }
 
     /// Forgets the blocks of a pack that was removed or cannot be used.
@@ -107,6 +160,7 @@ impl Shelf {
             for record in &pack.index.records {
                 if state.places.get(&record.name).is_some_and(is_of) {
                     state.places.remove(&record.name);
+                    state.note(|| Change::Removed(record.name));
                 }
             }
         }

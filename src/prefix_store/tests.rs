@@ -59,6 +59,7 @@ impl Opened {
         let options = StoreOptions {
             directory: path.to_owned(),
             max_bytes,
+            reads_always: false,
             on_notice: Arc::new(move |line| heard.lock().unwrap().push(line.to_owned())),
         };
         let fingerprint = move |_: &FingerprintParts| Some(Fingerprint([model; 32]));
@@ -89,7 +90,7 @@ impl Opened {
         let deliver = move |fetched| sender.send(fetched).is_ok();
         assert!(self.store.fetch(blocks.iter().map(wanted).collect(), deliver));
         let bytes = |fetched| match fetched {
-            Fetched::Block(bytes) => Some(bytes),
+            Fetched::Block(bytes, _) => Some(bytes),
             Fetched::End => None,
         };
         receiver.into_iter().map_while(bytes).collect()

@@ -127,6 +127,7 @@ impl Writer {
                 self.shared.shelf.add(&path, Some(index));
                 self.has_failed = false;
                 self.looked = None;
+                self.shared.tell_of_changes();
             }
             Err(error) => {
                 self.pack = Some(pack);
@@ -188,6 +189,7 @@ impl Writer {
             };
             self.shared.shelf.add(path, index);
         }
+        self.shared.tell_of_changes();
     }
 }
 

@@ -12,4 +12,8 @@ pub use available_memory::{available_memory_bytes, check_addresses};
 pub use draft_model::DraftModel;
 pub use memory::{EngineLimits, ExpertDemand, ExpertWeights, MemoryDemand, MemoryPlan, plan_memory};
 pub use model_runner::ModelRunner;
+pub use probe::Probe;
 pub use step::{DraftRow, RowOutput, Runner, Step, StepDraft, StepRow};
+
+/// What a [`Runner`] shows of its cache.
+pub use crate::ops::{HostBlocks, KvCache};

@@ -60,6 +60,8 @@ pub struct Scheduler {
     max_drafted_step: usize,
     /// What steps take, where anybody tells.
     pace: Option<Pace>,
+    /// What a step with one token takes, if that is known before any.
+    step_seconds: Option<f64>,
     /// Those that the runner has continued: the next step is theirs.
     continued: Vec<SeqId>,
     next_id: u64,
@@ -82,6 +84,7 @@ impl Scheduler {
             may_look_ahead: false,
             max_drafted_step: usize::MAX,
             pace: None,
+            step_seconds: None,
             continued: Vec::new(),
             next_id: 0,
             stats: SchedulerStats::default(),
@@ -97,7 +100,16 @@ impl Scheduler {
     /// Bounds prompts from now on by the time that steps take while others generate: whoever calls this tells it by
     /// [`learn`](Self::learn).
     pub fn keep_pace(&mut self) {
-        self.pace = Some(Pace::new(self.config.step_cost));
+        let mut pace = Pace::new(self.config.step_cost);
+        if let Some(seconds) = self.step_seconds {
+            pace.learn(Load::of(1), seconds);
+        }
+        self.pace = Some(pace);
+    }
+
+    /// Hears before [`keep_pace`](Self::keep_pace) what a step with one token took when nobody was here yet.
+    pub fn expect_steps(&mut self, seconds: f64) {
+        self.step_seconds = Some(seconds).filter(|seconds| seconds.is_finite() && *seconds > 0.0);
     }
 
     /// Hears that the step of this plan took so many seconds.

@@ -1,7 +1,7 @@
 //! Blocks of a waiting sequence that somebody else has the contents of: they become free blocks that can be found.
 
 use super::{Scheduler, SeqId};
-use crate::kv_cache::BlockId;
+use crate::kv_cache::{BlockHash, BlockHasher, BlockId};
 
 impl Scheduler {
     /// Full blocks before the sequence's last token that the prefix cache has, counted from the first one. They are reused
@@ -13,6 +13,49 @@ impl Scheduler {
             self.pool.release(*block);
         }
         found.len()
+    }
+
+    /// Blocks that can be found and that a step may give to somebody else, the next one first, with their names, those of the
+    /// blocks before them and their tokens.
+    pub fn next_evicted(&self) -> impl Iterator<Item = (BlockId, BlockHash, BlockHash, &[u32])> {
+        let per_step = self.config.max_num_batched_tokens / self.config.block_size + self.config.max_num_seqs;
+        self.pool.next_evicted(per_step)
+    }
+
+    /// How often [`next_evicted`](Self::next_evicted) may have changed.
+    #[must_use]
+    pub fn num_free_list_changes(&self) -> u64 {
+        self.pool.num_changes()
+    }
+
+    /// What names blocks.
+    #[must_use]
+    pub fn hasher(&self) -> &BlockHasher {
+        &self.hasher
+    }
+
+    /// Sees to it that all full blocks of the sequence have names.
+    pub fn name_blocks(&mut self, id: SeqId) {
+        let block_size = self.config.block_size;
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        for index in sequence.block_hashes.len()..sequence.token_ids().len() / block_size {
+            sequence.name_block(index, block_size, &self.hasher);
+        }
+    }
+
+    /// The block that has these names and tokens, as long as nobody else gets it.
+    #[must_use]
+    pub fn find_block(&self, hash: BlockHash, parent: BlockHash, token_ids: &[u32]) -> Option<BlockId> {
+        self.pool.lookup(hash, parent, token_ids)
+    }
+
+    /// Seconds that computing so many tokens of a prompt adds to what is computed anyway; none before steps were seen.
+    #[must_use]
+    pub fn prompt_seconds(&self, num_tokens: usize) -> Option<f64> {
+        let pace = self.pace.as_ref().filter(|pace| pace.knows_seconds())?;
+        let time = pace.step_time();
+        let num_steps = num_tokens / self.config.max_num_batched_tokens.max(1);
+        Some(time.own * num_steps as f64 + time.prompt_token * num_tokens as f64)
     }
 
     /// Blocks that nobody uses.
@@ -49,5 +92,27 @@ impl Scheduler {
             self.pool.publish(block, sequence.block_hashes[index], parent, token_ids);
         }
         self.pool.release(block);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::EngineConfig;
+    use crate::scheduler::Scheduler;
+
+    #[test]
+    fn what_a_prompt_takes_is_known_from_one_step_or_not_at_all() {
+        let config = EngineConfig { step_cost: 8, max_num_batched_tokens: 512, ..EngineConfig::default() };
+        let seconds = |expected: Option<f64>| {
+            let mut scheduler = Scheduler::new(config.clone(), 1);
+            expected.into_iter().for_each(|seconds| scheduler.expect_steps(seconds));
+            scheduler.keep_pace();
+            scheduler.prompt_seconds(1_000)
+        };
+        assert_eq!(seconds(None), None);
+        assert_eq!(seconds(Some(f64::INFINITY)), None);
+        // A step of its own takes eight rows, its row one, and a token of a prompt half a row. A full step is one more.
+        let found = seconds(Some(9e-3)).unwrap();
+        assert!((found - (500e-3 + 8e-3)).abs() < 1e-3, "{found}");
     }
 }

@@ -173,6 +173,14 @@ impl Sequence {
         self.num_grouped_tokens.saturating_sub(index * block_size).min(block_size)
     }
 
+    /// The names in the cache of full block `index` and of the block before it, once it has one.
+    #[must_use]
+    pub fn block_names(&self, index: usize) -> Option<(BlockHash, BlockHash)> {
+        let parent =
+            index.checked_sub(1).map_or(Some(&self.cache_root), |before| self.block_hashes.get(before));
+        Some((*self.block_hashes.get(index)?, *parent?))
+    }
+
     /// Full blocks that have been offered to others since the last admission, or were found then.
     #[must_use]
     pub fn num_published_blocks(&self) -> usize {

@@ -314,8 +314,9 @@ pub(super) struct Totals {
     pub(super) num_prompt_tokens: usize,
     pub(super) num_output_tokens: usize,
     pub(super) num_cached_tokens: usize,
-    /// Of these, read from files.
-    pub(super) num_restored_tokens: usize,
+    /// Of these, read from files, and copied from memory of the host.
+    pub(super) num_disk_tokens: usize,
+    pub(super) num_host_tokens: usize,
     /// Whether reasoning is told from the rest of the output.
     pub(super) counts_reasoning: bool,
     /// Output tokens that are reasoning.
@@ -328,7 +329,8 @@ impl Totals {
     pub(super) fn add(&mut self, index: usize, stats: &SequenceStats) {
         if index == 0 {
             self.num_cached_tokens += stats.num_cached_tokens;
-            self.num_restored_tokens += stats.num_restored_tokens;
+            self.num_disk_tokens += stats.num_disk_tokens;
+            self.num_host_tokens += stats.num_host_tokens;
         }
         self.slowest.num_preemptions += stats.num_preemptions;
         self.slowest.num_accepted_draft_tokens += stats.num_accepted_draft_tokens;

@@ -193,7 +193,8 @@ impl Record {
                 "prompt_tokens": prompt.num_tokens,
                 "prompt_progress": prompt.progress().map(Reading::from),
                 "cached_tokens": stats.map(|stats| stats.num_cached_tokens),
-                "cached_tokens_from_disk": stats.map(|stats| stats.num_restored_tokens),
+                "cached_tokens_from_cpu": stats.map(|stats| stats.num_host_tokens),
+                "cached_tokens_from_disk": stats.map(|stats| stats.num_disk_tokens),
                 "prefix_cache": stats.and_then(|stats| {
                     Some(explain.miss(stats.prefix_miss?, stats))
                 }),

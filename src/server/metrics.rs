@@ -160,7 +160,7 @@ impl Metrics {
         for name in ["vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"] {
             page.counter(name, "Prompt tokens found there", scheduler.prefix_cache_hits);
         }
-        prefix_store(&mut page, stats);
+        prefix_tiers(&mut page, stats);
         speculation(&mut page, &stats.speculation, config.speculative.num_speculative_tokens);
         page.head("tinyvllm_http_requests_total", "Answers by path and status", "counter");
         for (path, status, count) in http {
@@ -250,16 +250,36 @@ impl Metrics {
     }
 }
 
-/// What prefixes in files give, where they are kept.
-fn prefix_store(page: &mut Page<'_>, stats: &EngineStats) {
+/// What prefixes give that are kept beside the prefix cache, in memory of the host or in files.
+fn prefix_tiers(page: &mut Page<'_>, stats: &EngineStats) {
+    if stats.prefix_store.is_none() && stats.host_tier.is_none() {
+        return;
+    }
+    page.counter(
+        "vllm:external_prefix_cache_queries_total",
+        "Tokens looked up in memory of the host and in files, because the prefix cache lacked them",
+        stats.num_external_queries,
+    );
+    page.counter("vllm:external_prefix_cache_hits_total", "Tokens found there", stats.num_external_hits);
+    if let Some(tier) = &stats.host_tier {
+        for (name, help, value) in [
+            ("tinyvllm_kv_offload_stored_blocks_total", "Blocks copied to the host", tier.num_stored_blocks),
+            ("tinyvllm_kv_offload_read_blocks_total", "Blocks copied back", tier.num_read_blocks),
+            (
+                "tinyvllm_kv_offload_dropped_blocks_total",
+                "Blocks that were not copied, because a copy failed or all places were in use",
+                tier.num_dropped_blocks,
+            ),
+        ] {
+            page.counter(name, help, value);
+        }
+        page.gauge("tinyvllm_kv_offload_blocks", "Blocks in memory of the host", tier.num_blocks as f64);
+        page.gauge("tinyvllm_kv_offload_bytes", "Bytes of these", tier.num_bytes as f64);
+        let name = "tinyvllm_kv_offload_max_bytes";
+        page.gauge(name, "Bytes that there may be (--kv-offload-gb)", tier.max_bytes as f64);
+    }
     let Some(store) = &stats.prefix_store else { return };
     for (name, help, value) in [
-        (
-            "vllm:external_prefix_cache_queries_total",
-            "Tokens looked up in files, because the prefix cache lacked them",
-            stats.num_external_queries,
-        ),
-        ("vllm:external_prefix_cache_hits_total", "Tokens found there", stats.num_external_hits),
         ("tinyvllm_prefix_store_written_blocks_total", "Blocks written to files", store.num_written_blocks),
         ("tinyvllm_prefix_store_written_bytes_total", "Bytes of these", store.num_written_bytes),
         (

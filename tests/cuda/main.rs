@@ -5,6 +5,8 @@
 
 mod benchmark;
 mod drafted;
+#[path = "../metal/host_blocks.rs"]
+mod host_blocks;
 mod missing;
 mod on_a_gpu;
 #[expect(dead_code, reason = "the tests of the program use all of it")]

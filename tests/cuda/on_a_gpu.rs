@@ -13,7 +13,7 @@ use tinyvllm::ops::{Context, KvCacheDType, RowForm};
 use tinyvllm::self_test::{self, Check, Effort, Family};
 
 use super::drafted::Drafted;
-use super::{benchmark, schedules};
+use super::{benchmark, host_blocks, schedules};
 
 /// The GPU does one test at a time: some measure times.
 static IN_USE: Mutex<()> = Mutex::new(());
@@ -106,6 +106,15 @@ fn models_give_the_tokens_of_the_cpu() {
     self_test::demo_model(&context, &mut |check: Check| verdict.hear(&check));
     self_test::golden_models(&context, &fixtures(), &mut |check: Check| verdict.hear(&check));
     verdict.check();
+}
+
+/// In memory whose pages stay where they are.
+#[test]
+fn blocks_are_copied_to_the_host_and_back() {
+    let Some((gpu, _in_use)) = gpu() else { return };
+    let gpu: Arc<dyn Gpu> = gpu;
+    host_blocks::copies_are_in_order(&gpu);
+    host_blocks::many_are_read_exactly(&gpu);
 }
 
 #[test]

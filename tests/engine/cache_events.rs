@@ -5,7 +5,7 @@ use std::sync::mpsc;
 
 use proptest::prelude::*;
 use tinyvllm::config::EngineConfig;
-use tinyvllm::engine::{CacheEvent, Engine, Event, EventSink, Request};
+use tinyvllm::engine::{CacheEvent, Engine, Event, EventSink, Medium, Request};
 use tinyvllm::sampling::SamplingParams;
 
 use super::{core, run_to_end, small_config};
@@ -20,12 +20,14 @@ impl Mirror {
     fn apply(&mut self, events: Vec<CacheEvent>) {
         for event in events {
             match event {
-                CacheEvent::Stored { hash, parent, token_ids } => {
+                CacheEvent::Stored { hash, parent, token_ids, medium } => {
+                    assert_eq!(medium, Medium::Cache);
                     assert_eq!(token_ids.len(), small_config().block_size);
                     let before = self.blocks.insert(hash, (parent, token_ids));
                     assert_eq!(before, None, "a block is stored that is there");
                 }
-                CacheEvent::Removed { hash } => {
+                CacheEvent::Removed { hash, medium } => {
+                    assert_eq!(medium, Medium::Cache);
                     assert!(self.blocks.remove(&hash).is_some(), "a block is removed that is not there");
                 }
             }

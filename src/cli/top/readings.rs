@@ -26,6 +26,8 @@ pub(super) struct Readings {
     pub(super) prefix_cache_hit_rate: Option<f64>,
     /// Share of the tokens that it lacked and that were looked up in files or elsewhere; none if none were.
     pub(super) external_hit_rate: Option<f64>,
+    /// Where that is, as far as this program's servers say it.
+    pub(super) external_place: &'static str,
     /// Share of the drafted tokens of the interval that came; none if none were tried.
     pub(super) draft_acceptance_rate: Option<f64>,
     /// Requests that finished, a second, by reason.
@@ -58,6 +60,7 @@ impl Readings {
             let hits = increase.of(&["vllm:external_prefix_cache_hits"])?;
             (queries > 0.0).then(|| (hits / queries).clamp(0.0, 1.0))
         };
+        let has = |name: &str| after.sum(&[name]).is_some();
         let acceptance_rate = || {
             let tried = increase.of(&["vllm:spec_decode_num_draft_tokens"])?;
             let accepted = increase.of(&["vllm:spec_decode_num_accepted_tokens"])?;
@@ -78,6 +81,11 @@ impl Readings {
             preemptions: rate(&["vllm:num_preemptions"]),
             prefix_cache_hit_rate: hit_rate(),
             external_hit_rate: external_hit_rate(),
+            external_place: match (has("tinyvllm_kv_offload_blocks"), has("tinyvllm_prefix_store_packs")) {
+                (true, true) => "cpu or disk",
+                (true, false) => "from cpu",
+                (false, _) => "from disk",
+            },
             draft_acceptance_rate: acceptance_rate(),
             finished: finished.into_iter().map(|(reason, grown)| (reason, grown / seconds)).collect(),
             ttft: latency(&["vllm:time_to_first_token_seconds"]),

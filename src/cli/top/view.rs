@@ -107,7 +107,7 @@ impl Screen<'_> {
         ]);
         if readings.external_hit_rate.is_some() {
             lines.push(vec![
-                name("from disk"),
+                name(readings.external_place),
                 strong(format!("{:>9}", or_dash(readings.external_hit_rate, show_share))),
                 plain(" of what it lacked".to_owned()),
             ]);

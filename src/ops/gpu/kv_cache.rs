@@ -93,6 +93,46 @@ impl DevicePools for GpuPools {
         Ok(())
     }
 
+    fn read_blocks(&self, parts: &mut [(usize, &mut [u8])]) -> Result<()> {
+        let mut pieces = Vec::new();
+        for (block, bytes) in parts {
+            let mut rest = &mut **bytes;
+            for (pool, begin, len) in self.parts() {
+                let (own, others) = rest.split_at_mut(len);
+                pieces.push((pool, begin + *block * len, own));
+                rest = others;
+            }
+        }
+        self.gpu.device().read_finished_pieces(&mut pieces)
+    }
+
+    fn wait(&self) -> Result<()> {
+        let device = self.gpu.device();
+        device.wait(device.commit()?)
+    }
+
+    fn allocate_host(&self, num_bytes: usize) -> Result<GpuBuffer> {
+        self.gpu.device().allocate_host(num_bytes)
+    }
+
+    fn copy_out(&self, block: usize, target: (&GpuBuffer, usize)) -> Result<()> {
+        let mut at = target.1;
+        for (pool, begin, len) in self.parts() {
+            self.gpu.device().copy((pool, begin + block * len), (target.0, at), len)?;
+            at += len;
+        }
+        Ok(())
+    }
+
+    fn copy_in(&mut self, block: usize, source: (&GpuBuffer, usize)) -> Result<()> {
+        let mut at = source.1;
+        for (pool, begin, len) in self.parts() {
+            self.gpu.device().copy((source.0, at), (pool, begin + block * len), len)?;
+            at += len;
+        }
+        Ok(())
+    }
+
     fn write_block(&mut self, block: usize, bytes: &[u8]) -> Result<()> {
         let mut rest = bytes;
         for (pool, begin, len) in self.parts() {

@@ -237,6 +237,9 @@ pub(super) struct Usage {
 #[derive(Debug, Clone, Copy, Serialize)]
 struct PromptDetails {
     cached_tokens: usize,
+    /// Of these, copied from memory of the host (`--kv-offload-gb`); absent if there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cached_tokens_from_cpu: Option<usize>,
     /// Of these, read from files (`--prefix-cache-dir`); absent if there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     cached_tokens_from_disk: Option<usize>,
@@ -255,14 +258,15 @@ impl From<&Totals> for Usage {
         let num_accepted = totals.slowest.num_accepted_draft_tokens;
         let num_rejected = totals.slowest.num_rejected_draft_tokens;
         let num_tried = num_accepted + num_rejected;
+        let some = |num_tokens: usize| Some(num_tokens).filter(|num_tokens| *num_tokens > 0);
         Self {
             prompt_tokens: totals.num_prompt_tokens,
             completion_tokens: totals.num_output_tokens,
             total_tokens: totals.num_prompt_tokens + totals.num_output_tokens,
             prompt_tokens_details: PromptDetails {
                 cached_tokens: totals.num_cached_tokens,
-                cached_tokens_from_disk: Some(totals.num_restored_tokens)
-                    .filter(|num_tokens| *num_tokens > 0),
+                cached_tokens_from_cpu: some(totals.num_host_tokens),
+                cached_tokens_from_disk: some(totals.num_disk_tokens),
             },
             completion_tokens_details: (totals.counts_reasoning || num_tried > 0).then_some(
                 CompletionDetails {

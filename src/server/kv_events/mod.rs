@@ -136,6 +136,7 @@ fn cannot_bind(name: &str, endpoint: &str, error: impl std::fmt::Display) -> Err
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::Medium;
 
     /// A listener whose queue nobody reads: what does not fit is lost, and the numbers say so.
     #[test]
@@ -145,14 +146,14 @@ mod tests {
         let events = KvEvents { source, queue, totals: Arc::default(), counts: Arc::default() };
         let mut listener = events.listener();
         for hash in 0..3 {
-            listener(vec![CacheEvent::Removed { hash }]);
+            listener(vec![CacheEvent::Removed { hash, medium: Medium::Cache }]);
         }
         let wanted = KvEventTotals { batches: 4, lost: 2, missed: 0, closed_peers: 0 };
         assert_eq!(events.totals(), wanted);
         let first = batches.try_recv().unwrap();
         assert_eq!((first.number, first.change), (0, Change::Cleared));
         assert_eq!(batches.try_recv().unwrap().number, 1);
-        listener(vec![CacheEvent::Removed { hash: 9 }]);
+        listener(vec![CacheEvent::Removed { hash: 9, medium: Medium::Cache }]);
         assert_eq!(batches.try_recv().unwrap().number, 4, "2 and 3 are missing");
     }
 }

@@ -3,11 +3,9 @@
 use serde::Serialize;
 
 use super::Change;
-use crate::engine::CacheEvent;
+use crate::engine::{CacheEvent, Medium};
 use crate::{Error, Result};
 
-/// Where blocks are, in vLLM's words: there is one kind of memory.
-const MEDIUM: &str = "GPU";
 /// There is one copy of the model.
 const DATA_PARALLEL_RANK: u32 = 0;
 
@@ -40,33 +38,44 @@ pub(super) fn encode(time: f64, change: Change) -> Result<Vec<u8>> {
         .map_err(|error| Error::internal(format!("a batch of KV events cannot be written: {error}")))
 }
 
-/// Blocks that follow each other are one event, and so are those that go together.
+/// In vLLM's words. It calls the cache `GPU` on every device, and so do those who listen, who take `CPU` for what has to be
+/// copied first.
+fn name_of(medium: Medium) -> &'static str {
+    match medium {
+        Medium::Cache => "GPU",
+        Medium::Host => "CPU",
+        Medium::Disk => "DISK",
+    }
+}
+
+/// Blocks that follow each other in one place are one event, and so are those that go together.
 fn events(change: Change) -> Vec<Event> {
     let Change::Blocks(changes) = change else { return vec![Event::AllBlocksCleared] };
     let mut events: Vec<Event> = Vec::new();
     for change in changes {
         match (events.last_mut(), change) {
             (
-                Some(Event::BlockStored { block_hashes, token_ids, .. }),
-                CacheEvent::Stored { hash, parent: Some(parent), token_ids: more },
-            ) if block_hashes.last() == Some(&parent) => {
+                Some(Event::BlockStored { block_hashes, token_ids, medium, .. }),
+                CacheEvent::Stored { hash, parent: Some(parent), token_ids: more, medium: place },
+            ) if block_hashes.last() == Some(&parent) && *medium == name_of(place) => {
                 block_hashes.push(hash);
                 token_ids.extend(more);
             }
-            (_, CacheEvent::Stored { hash, parent, token_ids }) => events.push(Event::BlockStored {
+            (_, CacheEvent::Stored { hash, parent, token_ids, medium }) => events.push(Event::BlockStored {
                 block_hashes: vec![hash],
                 parent_block_hash: parent,
                 block_size: token_ids.len(),
                 token_ids,
                 lora_id: None,
-                medium: MEDIUM,
+                medium: name_of(medium),
                 lora_name: None,
             }),
-            (Some(Event::BlockRemoved { block_hashes, .. }), CacheEvent::Removed { hash }) => {
-                block_hashes.push(hash);
-            }
-            (_, CacheEvent::Removed { hash }) => {
-                events.push(Event::BlockRemoved { block_hashes: vec![hash], medium: MEDIUM });
+            (
+                Some(Event::BlockRemoved { block_hashes, medium }),
+                CacheEvent::Removed { hash, medium: place },
+            ) if *medium == name_of(place) => block_hashes.push(hash),
+            (_, CacheEvent::Removed { hash, medium }) => {
+                events.push(Event::BlockRemoved { block_hashes: vec![hash], medium: name_of(medium) });
             }
         }
     }
@@ -84,14 +93,14 @@ mod tests {
     }
 
     fn stored(hash: u64, parent: Option<u64>, token_ids: [u32; 2]) -> CacheEvent {
-        CacheEvent::Stored { hash, parent, token_ids: token_ids.to_vec() }
+        CacheEvent::Stored { hash, parent, token_ids: token_ids.to_vec(), medium: Medium::Cache }
     }
 
     #[test]
     fn events_are_maps_in_a_list() {
         let changes = vec![
-            CacheEvent::Removed { hash: 8 },
-            CacheEvent::Removed { hash: u64::MAX },
+            CacheEvent::Removed { hash: 8, medium: Medium::Cache },
+            CacheEvent::Removed { hash: u64::MAX, medium: Medium::Cache },
             stored(1, None, [5, 6]),
             stored(2, Some(1), [7, 8]),
             stored(4, Some(1), [7, 9]),
@@ -109,5 +118,24 @@ mod tests {
         ], 0]);
         assert_eq!(read(Change::Blocks(changes)), wanted);
         assert_eq!(read(Change::Cleared), json!([1.5, [{"type": "AllBlocksCleared"}], 0]));
+    }
+
+    #[test]
+    fn places_are_told_apart() {
+        let place = |hash, parent, medium| CacheEvent::Stored { hash, parent, token_ids: vec![1, 2], medium };
+        let changes = vec![
+            place(1, None, Medium::Cache),
+            place(2, Some(1), Medium::Disk),
+            place(3, Some(2), Medium::Disk),
+            CacheEvent::Removed { hash: 1, medium: Medium::Cache },
+            CacheEvent::Removed { hash: 1, medium: Medium::Host },
+        ];
+        let batch = read(Change::Blocks(changes));
+        let told =
+            |index: usize| (batch[1][index]["medium"].clone(), batch[1][index]["block_hashes"].clone());
+        let wanted = [("GPU", json!([1])), ("DISK", json!([2, 3])), ("GPU", json!([1])), ("CPU", json!([1]))];
+        for (index, (medium, hashes)) in wanted.into_iter().enumerate() {
+            assert_eq!(told(index), (json!(medium), hashes));
+        }
     }
 }

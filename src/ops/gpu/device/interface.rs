@@ -77,6 +77,14 @@ pub trait Gpu: fmt::Debug + Send + Sync {
     /// [`crate::ErrorKind::Capacity`] if there is none.
     fn allocate(&self, len: usize, placement: Placement) -> Result<GpuBuffer>;
 
+    /// Zeroed memory of the host that this device [copies](Self::copy) from and to.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Capacity`] if there is none.
+    fn allocate_host(&self, len: usize) -> Result<GpuBuffer> {
+        self.allocate(len, Placement::Shared)
+    }
+
     /// The pages of a mapped file that hold `bytes` as a buffer, without a copy, and where in it `bytes` begin;
     /// none if these bytes cannot be shared with the device.
     ///
@@ -117,6 +125,14 @@ pub trait Gpu: fmt::Debug + Send + Sync {
     /// As [`Self::read`].
     fn read_finished(&self, source: &GpuBuffer, offset: usize, bytes: &mut [u8]) -> Result<()> {
         self.read(source, offset, bytes)
+    }
+
+    /// The same for several pieces: buffers, where in them, and where to.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    fn read_finished_pieces(&self, pieces: &mut [(&GpuBuffer, usize, &mut [u8])]) -> Result<()> {
+        pieces.iter_mut().try_for_each(|(source, offset, bytes)| self.read_finished(source, *offset, bytes))
     }
 
     /// Copies `len` bytes from one buffer to another, behind what is queued: by way of the host, unless the device can do it

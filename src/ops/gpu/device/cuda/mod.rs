@@ -22,13 +22,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cudarc::driver::result::{self, event};
-use cudarc::driver::sys::{CUevent, CUevent_flags};
+use cudarc::driver::sys::{self, CUevent, CUevent_flags};
 
 use super::{ChipClass, Constant, Gpu, GpuBuffer, Launch, Library, Pipeline, Placement, Ticket};
 use crate::weights::SharedBytes;
 use crate::{Error, Result};
 use driver::{Device, Doing, size};
-use memory::DeviceMemory;
+use memory::{DeviceMemory, End, HostMemory};
 use nvrtc::Nvrtc;
 use pipelines::Pipelines;
 use repeated::Call;
@@ -45,6 +45,9 @@ const COPY_BYTES: usize = 256 << 20;
 const COPIES_PER_PASS: usize = 8;
 const NUM_COPY_PASSES: usize = 5;
 
+/// Bytes of the host that pieces are read to, before they go where they belong: copies to other memory wait for each other.
+const STAGING_BYTES: usize = 8 << 20;
+
 /// What a kernel is launched with, at most: the bytes of its arguments, padded to words, and the addresses of its buffers,
 /// as in `msl/entry_cuda.hpp`.
 const MAX_ARGUMENT_WORDS: usize = MAX_ARGUMENT_BYTES / 8 + MAX_BUFFERS;
@@ -55,6 +58,8 @@ pub struct CudaGpu {
     device: Arc<Device>,
     pipelines: Pipelines,
     commits: Mutex<Commits>,
+    /// Made when it is first needed.
+    staging: Mutex<Option<HostMemory>>,
 }
 
 /// What can be waited for.
@@ -79,7 +84,7 @@ impl CudaGpu {
         let device = Device::open(ordinal)?;
         let compiler = Nvrtc::load()?;
         let pipelines = Pipelines::new(&device, compiler, cache);
-        Ok(Self { device, pipelines, commits: Mutex::default() })
+        Ok(Self { device, pipelines, commits: Mutex::default(), staging: Mutex::default() })
     }
 
     /// Whether this machine has a driver that does not say that it finds no GPU. What else it takes may be missing.
@@ -122,6 +127,44 @@ impl CudaGpu {
         let (from, to) = (DeviceMemory::of(source)?.range(0, len)?, DeviceMemory::of(target)?.range(0, len)?);
         // SAFETY: both ranges are inside their buffers.
         unsafe { result::memcpy_dtod_async(to, from, len, self.device.queue) }.doing("copying on the GPU")
+    }
+
+    /// Reads pieces that fit into `staging` together.
+    fn read_by_way_of(
+        &self,
+        staging: &mut HostMemory,
+        pieces: &mut [(&GpuBuffer, usize, &mut [u8])],
+    ) -> Result<()> {
+        let doing = "reading from the GPU";
+        let total = pieces.iter().map(|(_, _, bytes)| bytes.len()).sum();
+        // SAFETY: all of it is initialised, and nobody else uses it as long as this borrows it.
+        let mut bytes = unsafe { std::slice::from_raw_parts_mut(staging.range(0, total)?.as_ptr(), total) };
+        self.device.enter()?;
+        let mut queued = Ok(());
+        for (source, offset, target) in &*pieces {
+            let (own, others) = bytes.split_at_mut(target.len());
+            bytes = others;
+            let from = DeviceMemory::of(source).and_then(|memory| memory.range(*offset, own.len()));
+            queued = from.and_then(|from| {
+                // SAFETY: the range is inside the buffer. The staging memory lives on, and is not touched before the copy
+                // is waited for, whatever fails.
+                unsafe { result::memcpy_dtoh_async(own, from, self.device.reading) }.doing(doing)
+            });
+            if queued.is_err() {
+                break;
+            }
+        }
+        // SAFETY: the queue lives on.
+        unsafe { result::stream::synchronize(self.device.reading) }.doing(doing)?;
+        queued?;
+        // SAFETY: as above, and the copies are done.
+        let mut bytes = unsafe { std::slice::from_raw_parts(staging.range(0, total)?.as_ptr(), total) };
+        for (_, _, target) in pieces {
+            let (own, others) = bytes.split_at(target.len());
+            target.copy_from_slice(own);
+            bytes = others;
+        }
+        Ok(())
     }
 
     fn commits(&self) -> MutexGuard<'_, Commits> {
@@ -175,6 +218,10 @@ impl Gpu for CudaGpu {
     fn allocate(&self, len: usize, _placement: Placement) -> Result<GpuBuffer> {
         // Memory that both see would be on the host's side of the bus.
         Ok(GpuBuffer(Box::new(DeviceMemory::allocate(&self.device, len)?)))
+    }
+
+    fn allocate_host(&self, len: usize) -> Result<GpuBuffer> {
+        Ok(GpuBuffer(Box::new(HostMemory::allocate(&self.device, len)?)))
     }
 
     fn wrap(&self, _bytes: &SharedBytes) -> Result<Option<(GpuBuffer, usize)>> {
@@ -241,12 +288,59 @@ impl Gpu for CudaGpu {
         }
     }
 
+    fn read_finished_pieces(&self, pieces: &mut [(&GpuBuffer, usize, &mut [u8])]) -> Result<()> {
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        let staging = match &mut *staging {
+            Some(staging) => staging,
+            empty => match HostMemory::allocate(&self.device, STAGING_BYTES) {
+                Ok(memory) => empty.insert(memory),
+                // Where the system gives no such memory, one copy waits for the other.
+                Err(_) => {
+                    return pieces
+                        .iter_mut()
+                        .try_for_each(|(source, offset, bytes)| self.read_finished(source, *offset, bytes));
+                }
+            },
+        };
+        let mut rest = pieces;
+        while !rest.is_empty() {
+            let mut len = 0;
+            let fits = |(_, _, bytes): &&(&GpuBuffer, usize, &mut [u8])| {
+                len += bytes.len();
+                len <= STAGING_BYTES
+            };
+            let num_pieces = rest.iter().take_while(fits).count();
+            let (own, others) = rest.split_at_mut(num_pieces.max(1));
+            rest = others;
+            match own {
+                [(source, offset, bytes)] => self.read_finished(source, *offset, bytes)?,
+                own => self.read_by_way_of(staging, own)?,
+            }
+        }
+        Ok(())
+    }
+
     fn copy(&self, source: (&GpuBuffer, usize), target: (&GpuBuffer, usize), len: usize) -> Result<()> {
-        let from = DeviceMemory::of(source.0)?.range(source.1, len)?;
-        let to = DeviceMemory::of(target.0)?.range(target.1, len)?;
+        let ends = (End::of(source, len)?, End::of(target, len)?);
         self.device.enter_behind_launches()?;
-        // SAFETY: both ranges are inside their buffers, which are freed behind all that is queued.
-        unsafe { result::memcpy_dtod_async(to, from, len, self.device.queue) }.doing("copying on the GPU")
+        let (queue, doing) = (self.device.queue, "copying on the GPU");
+        // SAFETY: both ranges are inside their buffers, which are freed behind all that is queued. Nobody on the host reads
+        // or writes memory of the host that is copied like this.
+        let copied = unsafe {
+            match ends {
+                (End::Device(from), End::Device(to)) => result::memcpy_dtod_async(to, from, len, queue),
+                (End::Host(from), End::Device(to)) => {
+                    sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), len, queue).result()
+                }
+                (End::Device(from), End::Host(to)) => {
+                    sys::cuMemcpyDtoHAsync_v2(to.as_ptr().cast(), from, len, queue).result()
+                }
+                (End::Host(_), End::Host(_)) => {
+                    return Err(Error::internal("a copy from the host to itself"));
+                }
+            }
+        };
+        copied.doing(doing)
     }
 
     fn commit(&self) -> Result<Ticket> {
