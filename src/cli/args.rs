@@ -252,7 +252,7 @@ pub(crate) struct EngineArgs {
     #[arg(long, short = 'c', visible_alias = "ctx-size", value_name = "N", value_parser = window)]
     pub(crate) max_model_len: Option<usize>,
     /// Type of the KV cache: auto (f16, or bf16 for a model whose keys overflow f16), f16, bf16, f32, q8_0 (half the
-    /// memory of f16; CPU only)
+    /// memory of f16)
     #[arg(
         long,
         value_parser = parse_value::<KvCacheChoice>,

@@ -57,6 +57,8 @@ const ASK_A_SERVER: &str = "structured output needs the server: `tinyvllm serve`
 
 const SAMPLING: &str = "tokens are chosen with --temperature, --top-k, --top-p, --min-p and the penalties";
 const CACHE_TYPE: &str = "the type of the whole cache is --kv-cache-dtype: f32, f16, bf16 or q8_0";
+const DRAFT_MODEL: &str =
+    r#"a draft model is --speculative-config '{"method": "draft_model", "model": "NAME"}'"#;
 const STOP: &str = "--stop ends an answer before a text";
 
 const FLAGS: &[(&str, Meaning)] = &[
@@ -132,8 +134,14 @@ const FLAGS: &[(&str, Meaning)] = &[
     ("--cache-type-k", Not(CACHE_TYPE)),
     ("-ctv", Not(CACHE_TYPE)),
     ("--cache-type-v", Not(CACHE_TYPE)),
-    ("-md", Not("there is no speculation here; leave it out, and the text is the same")),
-    ("--model-draft", Not("there is no speculation here; leave it out, and the text is the same")),
+    ("-md", Not(DRAFT_MODEL)),
+    ("--model-draft", Not(DRAFT_MODEL)),
+    ("--draft", Value),
+    ("--draft-max", Value),
+    ("--draft-min", Value),
+    ("--draft-n", Value),
+    ("--draft-n-min", Value),
+    ("--draft-p-min", Value),
     ("--dry-multiplier", Not(SAMPLING)),
     ("--dynatemp-range", Not(SAMPLING)),
     ("--mirostat", Not(SAMPLING)),
@@ -174,6 +182,8 @@ const FLAGS: &[(&str, Meaning)] = &[
     ("--distributed-executor-backend", Value),
     ("--guided-decoding-backend", Value),
     ("--limit-mm-per-prompt", Value),
+    ("--kv-offloading-backend", Value),
+    ("--kv-offloading-size", Is("--kv-offload-gb")),
     ("--load-format", Value),
     ("--max-log-len", Value),
     ("--swap-space", Value),
@@ -388,6 +398,8 @@ mod tests {
             "x serve m",
             "--tensor-parallel-size --enforce-eager --swap-space --trust-remote-code",
         );
+        check("x serve m --kv-offloading-size 8", "x serve m --kv-offload-gb 8", "");
+        check("x -m m --draft-max 8 -p x", "x -m m -p x", "--draft-max");
         check("x run m --think=false --keepalive 5m hello", "x run m --no-thinking hello", "--keepalive");
         // Values of our flags are not looked at, nor what stands behind `--`.
         check("x -p -hf --stop --mlock", "x -p -hf --stop --mlock", "");
@@ -421,6 +433,7 @@ mod tests {
             ("x -m a --lora=b", "merge it"),
             ("x -m a --mirostat 2", "--min-p and the penalties"),
             ("x -m a -ctk q8_0", "--kv-cache-dtype"),
+            ("x -m a -md b.gguf", "draft_model"),
             ("x -m a -r User:", "--stop"),
         ] {
             let error = run(line).unwrap_err();

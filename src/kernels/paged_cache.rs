@@ -71,12 +71,18 @@ impl FromStr for KvCacheDType {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        match name.to_ascii_lowercase().as_str() {
+        let name = name.to_ascii_lowercase();
+        match name.as_str() {
             "auto" => Ok(Self::default()),
-            "f16" => Ok(Self::F16),
-            "bf16" => Ok(Self::Bf16),
-            "f32" => Ok(Self::F32),
+            "f16" | "float16" | "half" => Ok(Self::F16),
+            "bf16" | "bfloat16" => Ok(Self::Bf16),
+            "f32" | "float32" | "float" => Ok(Self::F32),
             "q8_0" => Ok(Self::Q8_0),
+            // vLLM's.
+            name if name.starts_with("fp8") => Err(Error::invalid_request(format!(
+                "{name:?} is a type for the KV cache that there is no kernel for"
+            ))
+            .with_hint("use q8_0, which takes as much memory")),
             _ => Err(Error::invalid_request(format!("{name:?} is not a type for the KV cache"))
                 .with_hint(format!("use one of {}", Self::NAMES.join(", ")))),
         }
@@ -352,9 +358,12 @@ mod tests {
             assert_eq!(dtype.to_string().parse::<KvCacheDType>().unwrap(), dtype);
         }
         assert_eq!("auto".parse::<KvCacheDType>().unwrap(), KvCacheDType::F16);
-        let error = "fp8".parse::<KvCacheDType>().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidRequest);
-        assert!(error.hint().unwrap().contains("bf16"));
+        assert_eq!("BFloat16".parse::<KvCacheDType>().unwrap(), KvCacheDType::Bf16);
+        for (name, way_out) in [("int4", "bf16"), ("fp8_e4m3", "use q8_0")] {
+            let error = name.parse::<KvCacheDType>().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+            assert!(error.message().contains(name) && error.hint().unwrap().contains(way_out), "{error:?}");
+        }
     }
 
     #[test]
