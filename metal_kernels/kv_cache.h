@@ -171,6 +171,3 @@ inline void put_group(
         scales_of_row(pages, pool, row, dim)[first / GROUP] = own.scale;
     }
 }
-
-// Lower than any score, and finite, because kernels are compiled with fast math.
-constant constexpr float LOWEST = -1e30f;

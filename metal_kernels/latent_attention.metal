@@ -13,6 +13,7 @@
 
 #include "kv_cache.h"
 #include "matrices.h"
+#include "softmax.h"
 
 struct LatentAttentionArgs {
     Pages pages;

@@ -1,9 +1,13 @@
-// What some models have in their softmax besides scores: a cap on these, and a sink for each head, a score without a value.
+// What every softmax begins with, and what some models have besides scores: a cap on these, and a sink for each head, a score
+// without a value.
 //
 // Scores are exponents of two, and so are caps. Sinks are as they were trained.
 
 #include <metal_stdlib>
 using namespace metal;
+
+// Lower than any score, and finite, because kernels are compiled with fast math.
+constant constexpr float LOWEST = -1e30f;
 
 // `cap · tanh(score / cap)`. The exponent is bounded, so that nothing is infinite.
 inline float capped(float score, float cap) {

@@ -17,6 +17,7 @@
 
 #define FOR_NVIDIA
 #include "cached.h"
+#include "softmax.h"
 
 struct DecodeLatentAttentionArgs {
     Pages pages;
