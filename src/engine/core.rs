@@ -13,6 +13,7 @@ use super::output::{Event, FinishReason, PromptProgress, SequenceStats, StepSize
 use super::prefixes::{Chain, Prefixes};
 use super::request::{ModelLimits, Request, RequestId};
 use super::resolver::Resolver;
+use super::step_time::QueuedSteps;
 use crate::config::EngineConfig;
 use crate::kv_cache::CacheEvent;
 use crate::prefix_store::StoreStats;
@@ -33,6 +34,7 @@ pub struct EngineCore {
     pub(super) masks: Masks,
     /// What the last step took.
     pub(super) step_time: Duration,
+    pub(super) queued: Option<QueuedSteps>,
     /// The last plan was empty, and the next one will be until a mask is there or somebody comes or goes.
     is_stalled: bool,
     /// The number of the next request, whoever gives it.
@@ -170,6 +172,7 @@ impl EngineCore {
             table: Table::default(),
             masks: Masks::new(),
             step_time: Duration::ZERO,
+            queued: None,
             is_stalled: false,
             next_id: Arc::default(),
             seeds,
@@ -356,8 +359,7 @@ impl EngineCore {
         let start = Instant::now();
         match self.runner.execute(&step) {
             Ok(outputs) => {
-                self.step_time = start.elapsed();
-                self.scheduler.learn(&plan, self.step_time.as_secs_f64());
+                self.note_step_time(&plan, start);
                 self.stats.num_steps += 1;
                 self.stats.num_failed_steps_in_a_row = 0;
                 let num_tokens = plan.num_scheduled_tokens() * plan.num_steps;
@@ -373,6 +375,7 @@ impl EngineCore {
             }
             Err(error) => {
                 self.stats.num_failed_steps_in_a_row += 1;
+                self.forget_queued_steps();
                 for row in &plan.rows {
                     self.fail_request(row.seq, &error, &mut events);
                 }

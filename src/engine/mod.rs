@@ -17,6 +17,7 @@ mod request;
 mod resolver;
 mod scout;
 mod sink;
+mod step_time;
 mod thread;
 
 pub use self::core::{EngineCore, EngineStats, HostTierStats};

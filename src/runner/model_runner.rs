@@ -20,6 +20,8 @@ pub struct ModelRunner {
     device_sampler: Option<DeviceSampler>,
     /// Rows whose next token the device computes already.
     continued: Option<Continued>,
+    /// Whether nothing of the last step was read.
+    is_computing: bool,
     /// Kept between steps for its memory.
     pub(super) batch: InputBatch,
     pub(super) predictions: Predictions,
@@ -74,6 +76,7 @@ impl ModelRunner {
             sampler: Sampler::default(),
             device_sampler,
             continued: None,
+            is_computing: false,
             batch,
             predictions: Predictions::default(),
         })
@@ -136,6 +139,7 @@ impl Runner for ModelRunner {
         }
         let is_on_device = self.device_sampler.is_some() && step.rows.iter().all(can_sample_on_device);
         let outputs = if is_on_device { self.execute_on_device(step) } else { self.execute_on_host(step) }?;
+        self.is_computing = is_on_device && step.rows.iter().all(|row| row.num_draws() == 0);
         self.follow(step, &outputs);
         Ok(outputs)
     }
@@ -164,6 +168,10 @@ impl Runner for ModelRunner {
 
     fn has_continued(&self) -> bool {
         self.continued.is_some()
+    }
+
+    fn is_computing(&self) -> bool {
+        self.is_computing
     }
 }
 

@@ -166,4 +166,9 @@ pub trait Runner: Send {
     fn has_continued(&self) -> bool {
         false
     }
+
+    /// Whether the last step may still be computed, since nothing of it was read.
+    fn is_computing(&self) -> bool {
+        false
+    }
 }

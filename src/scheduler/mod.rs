@@ -26,7 +26,7 @@ pub use prefix_miss::PrefixMiss;
 pub use sequence::{SeqId, Sequence, SequenceSpec, SequenceStatus};
 
 use self::fair_queue::{FairQueue, OUTPUT_TOKEN};
-use self::pace::{Load, Pace, StepTime};
+use self::pace::{Load, Pace, Queued, StepTime};
 use self::sequence::Tokens;
 use crate::config::EngineConfig;
 use crate::kv_cache::{BlockHasher, BlockPool, CacheEvent};
@@ -62,6 +62,8 @@ pub struct Scheduler {
     pace: Option<Pace>,
     /// What a step with one token takes, if that is known before any.
     step_seconds: Option<f64>,
+    /// Steps that may still be computed.
+    queued: Queued,
     /// Those that the runner has continued: the next step is theirs.
     continued: Vec<SeqId>,
     next_id: u64,
@@ -85,6 +87,7 @@ impl Scheduler {
             max_drafted_step: usize::MAX,
             pace: None,
             step_seconds: None,
+            queued: Queued::default(),
             continued: Vec::new(),
             next_id: 0,
             stats: SchedulerStats::default(),
@@ -102,7 +105,7 @@ impl Scheduler {
     pub fn keep_pace(&mut self) {
         let mut pace = Pace::new(self.config.step_cost);
         if let Some(seconds) = self.step_seconds {
-            pace.learn(Load::of(1), seconds);
+            pace.learn(Load::of(1), 1, seconds);
         }
         self.pace = Some(pace);
     }
@@ -112,11 +115,23 @@ impl Scheduler {
         self.step_seconds = Some(seconds).filter(|seconds| seconds.is_finite() && *seconds > 0.0);
     }
 
-    /// Hears that the step of this plan took so many seconds.
+    /// Hears that the step of this plan was given to a device that may still compute it. What it takes shows in the step that
+    /// is waited for next.
+    pub fn note_queued(&mut self, plan: &SchedulerOutput) {
+        self.queued.add(plan);
+    }
+
+    /// Hears that nobody knows what the steps took that were queued.
+    pub fn forget_queued(&mut self) {
+        self.queued = Queued::default();
+    }
+
+    /// Hears that the step of this plan and those that were queued before it took so many seconds.
     pub fn learn(&mut self, plan: &SchedulerOutput, seconds: f64) {
+        let Queued { load, num_steps } = self.queued.with(plan);
+        self.queued = Queued::default();
         if let Some(pace) = &mut self.pace {
-            let load = plan.rows.iter().map(Load::of_row).sum();
-            pace.learn(load, seconds / plan.num_steps.max(1) as f64);
+            pace.learn(load, num_steps, seconds);
         }
     }
 

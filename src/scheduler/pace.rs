@@ -5,7 +5,7 @@
 //! of others are computed in chunks so small that a step takes no more than a few times what theirs alone would take.
 
 use super::fair_queue::{OUTPUT_TOKEN, PROMPT_TOKEN};
-use super::{ClientId, ScheduledRow};
+use super::{ClientId, ScheduledRow, SchedulerOutput};
 
 /// Of what is known from earlier steps, what counts after one more.
 const MEMORY: f64 = 0.97;
@@ -109,6 +109,29 @@ impl std::iter::Sum for Load {
     }
 }
 
+/// What there is in some steps together.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Queued {
+    pub(super) load: Load,
+    pub(super) num_steps: usize,
+}
+
+impl Queued {
+    /// And in another one.
+    pub(super) fn add(&mut self, plan: &SchedulerOutput) {
+        let num_steps = plan.num_steps.max(1);
+        let load: Load = plan.rows.iter().map(Load::of_row).sum();
+        self.num_steps += num_steps;
+        self.load.num_rows += load.num_rows * num_steps;
+        self.load.num_prompt_tokens += load.num_prompt_tokens * num_steps;
+    }
+
+    pub(super) fn with(mut self, plan: &SchedulerOutput) -> Self {
+        self.add(plan);
+        self
+    }
+}
+
 /// Least squares over steps, the older the less, of which each is (1, rows, prompt tokens) over
 /// the seconds that it took.
 #[derive(Debug)]
@@ -161,12 +184,13 @@ impl Pace {
         (most as usize).max(SMALLEST_PIECE)
     }
 
-    /// A step of this load took this long.
-    pub(super) fn learn(&mut self, load: Load, seconds: f64) {
+    /// Some steps of this load together took this long.
+    pub(super) fn learn(&mut self, load: Load, num_steps: usize, seconds: f64) {
         // In parts of its time: long steps are not to drown what short ones say.
         let seconds = seconds.max(1e-9);
         self.since_change += seconds;
-        let step = [1.0, load.num_rows as f64, load.num_prompt_tokens as f64].map(|part| part / seconds);
+        let steps = [num_steps, load.num_rows, load.num_prompt_tokens];
+        let step = steps.map(|part| part as f64 / seconds);
         for (i, row) in self.products.iter_mut().enumerate() {
             for (j, product) in row.iter_mut().enumerate() {
                 *product = *product * MEMORY + step[i] * step[j];
@@ -296,7 +320,7 @@ mod tests {
         let step = |pace: &mut Pace, seconds: f64| {
             for num_prompt_tokens in [0, 100, 200] {
                 let load = Load { num_rows: 0, num_prompt_tokens };
-                pace.learn(load, seconds * (1.0 + num_prompt_tokens as f64));
+                pace.learn(load, 1, seconds * (1.0 + num_prompt_tokens as f64));
             }
         };
         pace.welcome(ClientId(1));
@@ -309,7 +333,7 @@ mod tests {
         // Where a step takes next to nothing of its own, a few milliseconds.
         let mut quick = Pace::new(4);
         for num_prompt_tokens in [1, 50, 100, 200].repeat(100) {
-            quick.learn(Load { num_rows: 0, num_prompt_tokens }, 1e-6 + 1e-4 * num_prompt_tokens as f64);
+            quick.learn(Load { num_rows: 0, num_prompt_tokens }, 1, 1e-6 + 1e-4 * num_prompt_tokens as f64);
         }
         quick.welcome(ClientId(1));
         quick.welcome(ClientId(2));
@@ -328,7 +352,7 @@ mod tests {
         assert_eq!(pace.step_time(), StepTime { own: 4.0, row: 1.0, prompt_token: 0.5 });
         // Steps that are alike say how long they take, and nothing of their parts.
         for _ in 0..100 {
-            pace.learn(Load { num_rows: 2, num_prompt_tokens: 8 }, 1.0);
+            pace.learn(Load { num_rows: 2, num_prompt_tokens: 8 }, 1, 1.0);
         }
         let time = pace.step_time();
         assert!((time.own - 0.4).abs() < 1e-3 && (time.row - 0.1).abs() < 1e-3, "{time:?}");
@@ -339,7 +363,7 @@ mod tests {
                 let load =
                     Load { num_rows: [1, 7, 200][step % 3], num_prompt_tokens: [0, 28, 13, 100][step % 4] };
                 let seconds = own + row * load.num_rows as f64 + prompt_token * load.num_prompt_tokens as f64;
-                pace.learn(load, seconds * [0.95, 1.05, 1.0, 1.03, 0.97][step * 7 % 5]);
+                pace.learn(load, 1, seconds * [0.95, 1.05, 1.0, 1.03, 0.97][step * 7 % 5]);
             }
             let time = pace.step_time();
             for (learned, real) in [(time.own, own), (time.row, row), (time.prompt_token, prompt_token)] {
@@ -353,7 +377,7 @@ mod tests {
         let mut pace = Pace::new(1);
         for step in 0..10 {
             let load = Load { num_rows: 1, num_prompt_tokens: [0, 100][step % 2] };
-            pace.learn(load, [1.0, 0.5][step % 2]);
+            pace.learn(load, 1, [1.0, 0.5][step % 2]);
         }
         let time = pace.step_time();
         assert!(time.prompt_token > 0.0 && time.own > 0.0, "{time:?}");

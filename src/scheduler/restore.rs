@@ -98,7 +98,7 @@ impl Scheduler {
 #[cfg(test)]
 mod tests {
     use crate::config::EngineConfig;
-    use crate::scheduler::Scheduler;
+    use crate::scheduler::{ScheduledRow, Scheduler, SchedulerOutput, SeqId};
 
     #[test]
     fn what_a_prompt_takes_is_known_from_one_step_or_not_at_all() {
@@ -114,5 +114,29 @@ mod tests {
         // A step of its own takes eight rows, its row one, and a token of a prompt half a row. A full step is one more.
         let found = seconds(Some(9e-3)).unwrap();
         assert!((found - (500e-3 + 8e-3)).abs() < 1e-3, "{found}");
+    }
+
+    /// A device returns at once from chunks of a prompt, and the last one is waited for.
+    #[test]
+    fn steps_that_were_queued_count_in_the_next_that_is_waited_for() {
+        let plan = |len: usize| {
+            let (seq, samples) = (SeqId(1), Vec::new());
+            let row = ScheduledRow { seq, start: 0, len, num_draft_tokens: 0, samples, copy: None };
+            SchedulerOutput { rows: vec![row], num_steps: 1, ..SchedulerOutput::default() }
+        };
+        let mut scheduler = Scheduler::new(EngineConfig::default(), 1);
+        scheduler.keep_pace();
+        for _ in 0..5 {
+            (0..3).for_each(|_| scheduler.note_queued(&plan(2_000)));
+            scheduler.learn(&plan(2_000), 4.0 * 5e-3 + 8_000.0 * 30e-6);
+            (0..10).for_each(|_| scheduler.learn(&plan(1), 5e-3));
+        }
+        // What is forgotten does not count.
+        scheduler.note_queued(&plan(100_000));
+        scheduler.forget_queued();
+        scheduler.learn(&plan(1), 5e-3);
+        let num_steps = 1_000 / EngineConfig::default().max_num_batched_tokens;
+        let found = scheduler.prompt_seconds(1_000).unwrap() - num_steps as f64 * 5e-3;
+        assert!((28e-3..32e-3).contains(&found), "{found}");
     }
 }

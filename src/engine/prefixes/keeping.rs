@@ -56,6 +56,10 @@ impl EngineCore {
     /// Copies some of what waits while nothing runs; whether there is more to do at once.
     pub(in crate::engine) fn keep_while_idle(&mut self) -> bool {
         self.keep_for(IDLE_KEEP_TIME);
+        // Whoever comes waits for what is queued, so that is no more.
+        if let Some(cache) = self.runner.kv_cache() {
+            let _ = cache.wait();
+        }
         let mut tiers = self.prefixes.iter().flat_map(|prefixes| &prefixes.tiers);
         tiers.any(|kept| kept.can_keep(&self.scheduler))
     }
@@ -130,9 +134,12 @@ impl Kept {
 
     fn keep_for(&mut self, max_time: Duration, scheduler: &Scheduler, cache: &mut KvCache) {
         let start = Instant::now();
+        // Of the device, which takes its time later, and of the host.
+        let mut device_seconds = 0.0;
+        let spent = || start.elapsed().as_secs_f64();
         loop {
-            let left = max_time.saturating_sub(start.elapsed());
-            let affordable = (left.as_secs_f64() / self.copy_seconds.max(1e-9)) as usize;
+            let left = max_time.as_secs_f64() - spent().max(device_seconds);
+            let affordable = (left / self.copy_seconds.max(self.device_seconds).max(1e-9)) as usize;
             let fitting = (BATCH_BYTES / cache.block_bytes().max(1)).max(1);
             let max_blocks = affordable.clamp(1, fitting).min(self.tier.num_free());
             let batch = match self.tier.takes_evicted() {
@@ -150,7 +157,8 @@ impl Kept {
             }
             let seconds = begun.elapsed().as_secs_f64() / num_blocks as f64;
             self.copy_seconds += NEWS * (seconds - self.copy_seconds);
-            if start.elapsed() >= max_time {
+            device_seconds += self.device_seconds * num_blocks as f64;
+            if spent().max(device_seconds) >= max_time.as_secs_f64() {
                 return;
             }
         }

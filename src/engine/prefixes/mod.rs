@@ -58,8 +58,9 @@ pub(super) struct Prefixes {
 struct Kept {
     tier: Box<dyn Tier>,
     price: ReadPrice,
-    /// Seconds that copying a block for it takes.
+    /// Seconds that copying a block for it takes the host, and what the device computes nothing else for it.
     copy_seconds: f64,
+    device_seconds: f64,
     /// Blocks that can be found in the cache and that the tier was not given yet, the oldest first.
     unkept: VecDeque<BlockKey>,
     /// Changes of what is free when the tier had all that is given away next.
@@ -128,7 +129,8 @@ impl EngineCore {
     pub fn set_prefix_store(&mut self, store: PrefixStore) {
         let Some(cache) = self.runner.kv_cache() else { return };
         let (read_seconds, copy_seconds) = expected_seconds(&store, cache);
-        self.add_tier(Box::new(DiskTier::new(store)), read_seconds, copy_seconds);
+        // The host waits for its copies.
+        self.add_tier(Box::new(DiskTier::new(store)), read_seconds, [copy_seconds, 0.0]);
     }
 
     /// Copies blocks that the cache gives away to memory of the host, of which it takes so many bytes at most, and finds them
@@ -140,7 +142,8 @@ impl EngineCore {
     pub fn set_host_tier(&mut self, max_bytes: u64, on_notice: impl Fn(&str) + Send + 'static) -> Result<()> {
         let Some(cache) = self.runner.kv_cache() else { return Ok(()) };
         let (tier, out, back) = HostTier::new(max_bytes, cache, Box::new(on_notice))?;
-        self.add_tier(Box::new(tier), back.done.as_secs_f64(), out.queued.as_secs_f64());
+        let copying = [out.queued, out.done].map(|time| time.as_secs_f64());
+        self.add_tier(Box::new(tier), back.done.as_secs_f64(), copying);
         Ok(())
     }
 
@@ -151,12 +154,13 @@ impl EngineCore {
     }
 
     /// Looks for prefixes in this tier, too, behind those that there are. Reading a block there takes about so long, and
-    /// copying one so long.
-    fn add_tier(&mut self, tier: Box<dyn Tier>, read_seconds: f64, copy_seconds: f64) {
+    /// `copying` one the host and the device.
+    fn add_tier(&mut self, tier: Box<dyn Tier>, read_seconds: f64, copying: [f64; 2]) {
         let Some(cache) = self.runner.kv_cache() else { return };
         let prefixes = self.prefixes.get_or_insert_with(|| Prefixes::new(cache));
         let price = ReadPrice::expected(read_seconds);
-        prefixes.tiers.push(Kept { tier, price, copy_seconds, unkept: VecDeque::new(), complete_at: None });
+        let ([copy_seconds, device_seconds], unkept) = (copying, VecDeque::new());
+        prefixes.tiers.push(Kept { tier, price, copy_seconds, device_seconds, unkept, complete_at: None });
     }
 
     /// Adds what the tiers have done.

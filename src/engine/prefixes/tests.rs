@@ -239,7 +239,7 @@ fn what_is_read_slowly_is_computed_but_for_a_trial() {
     let shelf = Arc::new(Shelf::default());
     let mut core = core(Duration::from_micros(20));
     let tier = MemoryTier::new(&shelf, Duration::from_millis(20), Duration::ZERO);
-    core.add_tier(Box::new(tier), 1e-9, 1e-6);
+    core.add_tier(Box::new(tier), 1e-9, [1e-6, 0.0]);
     let wanted = answer(&mut core, request(1, 80)).0;
     evict(&mut core);
     // The estimate is wrong, and so this is read.
@@ -259,7 +259,7 @@ fn a_wrong_first_estimate_is_tried_with_a_few_blocks() {
     let shelf = Arc::new(Shelf::default());
     let mut core = core(Duration::from_micros(500));
     let tier = MemoryTier::new(&shelf, Duration::ZERO, Duration::ZERO);
-    core.add_tier(Box::new(tier), 0.1, 1e-6);
+    core.add_tier(Box::new(tier), 0.1, [1e-6, 0.0]);
     let wanted = answer(&mut core, request(1, 80)).0;
     evict(&mut core);
     let num_tried = price::TRIAL_BLOCKS;
@@ -268,12 +268,19 @@ fn a_wrong_first_estimate_is_tried_with_a_few_blocks() {
     assert_ne!(answer(&mut core, request(1, 80)).1, num_tried * BLOCK_SIZE, "one trial is enough for now");
 }
 
+/// Whether the host waits for copies, or the device does them later.
 #[test]
 fn what_is_kept_is_copied_a_little_at_a_time_and_all_in_the_end() {
+    for (host, device) in [(2, 0), (0, 2)] {
+        is_kept_a_little_at_a_time(Duration::from_millis(host), Duration::from_millis(device));
+    }
+}
+
+fn is_kept_a_little_at_a_time(host: Duration, device: Duration) {
     let shelf = Arc::new(Shelf::default());
     let mut core = core(Duration::ZERO);
-    let put_time = Duration::from_millis(2);
-    core.add_tier(Box::new(MemoryTier::new(&shelf, Duration::ZERO, put_time)), 1e-6, put_time.as_secs_f64());
+    let copying = [host, device].map(|time| time.as_secs_f64());
+    core.add_tier(Box::new(MemoryTier::new(&shelf, Duration::ZERO, host)), 1e-6, copying);
     core.submit(request(1, 100)).unwrap();
     core.step();
     let num_kept = || shelf.blocks.lock().unwrap().len();
@@ -289,7 +296,11 @@ fn what_is_evicted_before_its_turn_is_not_kept() {
     let shelf = Arc::new(Shelf::default());
     let mut core = core(Duration::ZERO);
     let put_time = Duration::from_millis(2);
-    core.add_tier(Box::new(MemoryTier::new(&shelf, Duration::ZERO, put_time)), 1e-6, put_time.as_secs_f64());
+    core.add_tier(
+        Box::new(MemoryTier::new(&shelf, Duration::ZERO, put_time)),
+        1e-6,
+        [put_time.as_secs_f64(), 0.0],
+    );
     // One behind the other, without a rest.
     for seed in 0..6 {
         core.submit(request(seed, 100)).unwrap();
@@ -313,7 +324,7 @@ fn who_ends_before_a_tier_is_ready_waits_shortly_or_says_so() {
         shelf.is_pending.store(true, Ordering::Relaxed);
         let mut core = core(Duration::ZERO);
         let tier = MemoryTier::new(&shelf, Duration::ZERO, Duration::ZERO);
-        core.add_tier(Box::new(MemoryTier { time_left, ..tier }), 1e-6, 1e-6);
+        core.add_tier(Box::new(MemoryTier { time_left, ..tier }), 1e-6, [1e-6, 0.0]);
         let start = Instant::now();
         answer(&mut core, request(1, 100));
         assert!(start.elapsed() < Duration::from_secs(3));
@@ -329,7 +340,7 @@ fn a_prefix_may_come_from_several_tiers() {
     let shelves = [Arc::new(Shelf::default()), Arc::new(Shelf::default())];
     let mut core = core(Duration::from_micros(500));
     for shelf in &shelves {
-        core.add_tier(Box::new(MemoryTier::new(shelf, Duration::ZERO, Duration::ZERO)), 1e-9, 1e-6);
+        core.add_tier(Box::new(MemoryTier::new(shelf, Duration::ZERO, Duration::ZERO)), 1e-9, [1e-6, 0.0]);
     }
     let wanted = answer(&mut core, request(1, 80)).0;
     evict(&mut core);
@@ -363,7 +374,7 @@ fn a_preempted_sequence_finds_its_blocks() {
     let wanted = requests().map(|request| answer(&mut alone, request).0);
     let shelf = Arc::new(Shelf::default());
     let mut core = core(Duration::from_micros(500));
-    core.add_tier(Box::new(MemoryTier::new(&shelf, Duration::ZERO, Duration::ZERO)), 1e-9, 1e-6);
+    core.add_tier(Box::new(MemoryTier::new(&shelf, Duration::ZERO, Duration::ZERO)), 1e-9, [1e-6, 0.0]);
     let ids = requests().map(|request| core.submit(request).unwrap());
     let mut tokens = [Vec::new(), Vec::new()];
     while core.has_unfinished() {
