@@ -130,11 +130,9 @@ inline half scale_of(uint largest) {
     }
     const float magnitude = as_type<float>(largest);
     ushort bits = as_type<ushort>(half(magnitude * (1.0f / LARGEST_CODE)));
-    // Such a product of a half is exact, and the nearest half is beside the one that is looked for.
+    // Such a product of a half is exact. The nearest half is the one that is looked for, or the one before it.
     if (float(as_type<half>(bits)) * LARGEST_CODE < magnitude) {
         bits += 1;
-    } else if (bits > 0 && float(as_type<half>(ushort(bits - 1))) * LARGEST_CODE >= magnitude) {
-        bits -= 1;
     }
     return as_type<half>(bits);
 }

@@ -504,7 +504,7 @@ pub(super) const LINES: [Lines; 30] = [
         kernels: "rope_kv_write",
         defects: &[
             ("block_size: block_size as u32,", "all blocks have 16 tokens", Word(1, |_| 16)),
-            ("scales: (self.num_blocks * values / 16) as u32,", "a unit further", Word(4, |x| x + 1)),
+            ("scales: (self.num_blocks * values / 16) as u32,", "a unit before", Word(4, |x| x.max(1) - 1)),
             (
                 "block_rows: row_block_rows(&self.layout) as u32,",
                 "rows that lie over others",
@@ -524,7 +524,7 @@ pub(super) const LINES: [Lines; 30] = [
         kernels: "latent_kv_write",
         defects: &[
             ("block_size: block_size as u32,", "all blocks have 16 tokens", Word(1, |_| 16)),
-            ("scales: (self.num_blocks * values / 16) as u32,", "a unit further", Word(4, |x| x + 1)),
+            ("scales: (self.num_blocks * values / 16) as u32,", "a unit before", Word(4, |x| x.max(1) - 1)),
         ],
     },
     Lines {
