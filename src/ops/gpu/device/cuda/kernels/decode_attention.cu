@@ -608,8 +608,8 @@ template <typename KV, int MAX_DIM>
             turn_to_values(next_row);
         }
 
-        // Mostly no maximum is new.
-        if (simd_any(factors[0] != 1.0f || factors[1] != 1.0f)) {
+        // Mostly no maximum is new. Wide heads leave no register for the question.
+        if (!READS_AHEAD || simd_any(factors[0] != 1.0f || factors[1] != 1.0f)) {
 #pragma clang loop unroll(full)
             for (uint tile_of_results = 0; tile_of_results < VALUE_BLOCKS * 4; ++tile_of_results) {
 #pragma clang loop unroll(full)
