@@ -21,6 +21,8 @@ use tinyvllm::weights::Checkpoint;
 
 #[path = "promises/mtp.rs"]
 mod mtp;
+#[path = "promises/mtp_model.rs"]
+mod mtp_model;
 
 fn load(options: &LlmOptions) -> Llm {
     load_files("demo", ModelFiles::Demo, options)
@@ -402,10 +404,10 @@ fn a_draft_model_has_the_same_tokens() {
     assert!(error.message().starts_with("tiny cannot draft: "), "{error}");
 }
 
-fn drafted_requests(llm: &Llm, has_grammar: bool) -> Vec<Request> {
-    let prompt = |len: u32| (0..len).map(|at| (at * at * 7 + at * 13 + 5) % 240 + 3).collect::<Vec<_>>();
+/// Greedy, drawn, drawn with penalties, and three choices, with log-probabilities.
+fn ways_to_sample(max_tokens: usize) -> [SamplingParams; 4] {
     let greedy = SamplingParams {
-        max_tokens: Some(20),
+        max_tokens: Some(max_tokens),
         ignore_eos: true,
         logprobs: Some(2),
         ..SamplingParams::greedy()
@@ -419,6 +421,12 @@ fn drafted_requests(llm: &Llm, has_grammar: bool) -> Vec<Request> {
         ..seeded.clone()
     };
     let several = SamplingParams { n: 3, top_k: 30, ..seeded.clone() };
+    [greedy, seeded, penalised, several]
+}
+
+fn drafted_requests(llm: &Llm, has_grammar: bool) -> Vec<Request> {
+    let prompt = |len: u32| (0..len).map(|at| (at * at * 7 + at * 13 + 5) % 240 + 3).collect::<Vec<_>>();
+    let [greedy, seeded, penalised, several] = ways_to_sample(20);
     let mut requests = vec![
         Request::new(prompt(33), greedy),
         Request::new(prompt(70), seeded.clone()),

@@ -58,8 +58,8 @@ impl KvCacheChoice {
         }
     }
 
-    /// The type for a model, whose weights are read where half precision is meant. Where it `rounds_queries`, a device
-    /// gives queries the type of keys.
+    /// The type for a model, whose weights are read where kernels have keys and values in half precision. Where it
+    /// `rounds_queries`, a device gives queries the type of keys, and makes halves of q8_0 too.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidRequest`] if half precision was asked for and does not hold the keys or values.
@@ -70,7 +70,12 @@ impl KvCacheChoice {
         rounds_queries: bool,
         num_threads: usize,
     ) -> Result<ChosenKvCache> {
-        if self.planned() != KvCacheDType::F16 {
+        let are_halves = match self.planned() {
+            KvCacheDType::F16 => true,
+            KvCacheDType::Q8_0 => rounds_queries,
+            KvCacheDType::Bf16 | KvCacheDType::F32 => false,
+        };
+        if !are_halves {
             return Ok(ChosenKvCache { dtype: self.planned(), notice: None, broken_logits_hint: None });
         }
         self.for_range(cached_range(checkpoint, config, rounds_queries, num_threads))
@@ -78,7 +83,7 @@ impl KvCacheChoice {
 
     fn for_range(self, range: Option<CachedRange>) -> Result<ChosenKvCache> {
         let half = |notice, broken_logits_hint| {
-            Ok(ChosenKvCache { dtype: KvCacheDType::F16, notice, broken_logits_hint })
+            Ok(ChosenKvCache { dtype: self.planned(), notice, broken_logits_hint })
         };
         // Nobody knows.
         let Some(CachedRange { layer, at_most, at_least }) = range else {
@@ -136,6 +141,8 @@ mod tests {
         check("auto", Some((9e4, 1e5)), Ok(KvCacheDType::Bf16));
         check("auto", None, Ok(KvCacheDType::F16));
         check("f16", Some((0.0, 7e4)), Ok(KvCacheDType::F16));
+        check("q8_0", Some((0.0, 7e4)), Ok(KvCacheDType::Q8_0));
+        check("q8_0", Some((9e4, 1e5)), Err("--kv-cache-dtype q8_0 holds values up to 65504"));
         check(
             "f16",
             Some((9e4, 1e5)),

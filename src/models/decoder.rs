@@ -146,6 +146,7 @@ impl<A: SelfAttention> CausalLm for DecoderLm<A> {
         )?;
         Ok(&activations.logits)
     }
+
     fn mtp(&mut self) -> Option<&mut dyn Mtp> {
         self.mtp.is_some().then_some(self as &mut dyn Mtp)
     }

@@ -89,8 +89,14 @@ fn filled(context: &Context, values: &[f32], width: usize) -> Buffer {
     buffer
 }
 
-/// Attention of the last token of each sequence, with the same queries for all.
-fn attend(context: &Context, shape: Shape, dtype: KvCacheDType) -> impl FnMut(&[usize]) -> Vec<f32> {
+/// Attention of the last token of each sequence, with the same queries for all. What is cached of the first token of each ends
+/// with `spoilt`, if there is such a value.
+fn attend(
+    context: &Context,
+    shape: Shape,
+    dtype: KvCacheDType,
+    spoilt: Option<f32>,
+) -> impl FnMut(&[usize]) -> Vec<f32> {
     let Shape { num_heads, num_kv_heads, head_dim, value_dim } = shape;
     let num_blocks = LENS.len() * MAX_LEN.div_ceil(BLOCK_SIZE);
     let mut cache = KvCache::new(context, &shape.config(), num_blocks, BLOCK_SIZE, dtype).unwrap();
@@ -112,7 +118,9 @@ fn attend(context: &Context, shape: Shape, dtype: KvCacheDType) -> impl FnMut(&[
     for (sequence, len) in LENS.into_iter().enumerate() {
         let metadata = step(&[sequence], |_| 0);
         let positions: Vec<u32> = (0..len as u32).collect();
-        let mut rows = filled(context, &noise(len * width), width);
+        let mut values = noise(len * width);
+        values[width - 1] = spoilt.unwrap_or(values[width - 1]);
+        let mut rows = filled(context, &values, width);
         let lists = StepInputs::new(&positions, &positions, &[], &metadata);
         let lists = inputs.upload(context, lists, &cache).unwrap();
         if shape.is_latent() {
@@ -150,7 +158,7 @@ fn a_row_of_attention_has_the_same_bits_in_every_batch() {
             (PLAIN, KvCacheDType::Q8_0),
             (LATENT, KvCacheDType::Q8_0),
         ] {
-            let mut attend = attend(&context, shape, dtype);
+            let mut attend = attend(&context, shape, dtype, None);
             let alone: Vec<f32> = (0..LENS.len()).flat_map(|sequence| attend(&[sequence])).collect();
             assert!(alone.iter().all(|value| value.is_finite()));
             for together in [vec![0, 1, 2, 3, 4], vec![4, 3, 2, 1, 0], vec![2, 0], vec![3, 4]] {
@@ -162,6 +170,27 @@ fn a_row_of_attention_has_the_same_bits_in_every_batch() {
                     assert_eq!(bits(row), bits(expected), "{what}, {sequence} of {together:?}");
                 }
             }
+        }
+    }
+}
+
+/// A group of q8_0 with what is no number, or is beyond its scales, shows wherever it is attended to.
+#[test]
+fn what_is_no_number_shows_in_a_cache_of_whole_numbers() {
+    for class in [ChipClass::Base, ChipClass::Nvidia] {
+        let Some(gpu) = Emulator::new(Variant::Fast) else { return };
+        let context = Context::gpu(Arc::new(gpu.with_class(class)));
+        for shape in [PLAIN, LATENT] {
+            for spoilt in [f32::NAN, f32::NEG_INFINITY, 8.4e6] {
+                let found = attend(&context, shape, KvCacheDType::Q8_0, Some(spoilt))(&[0, 1, 2, 3, 4]);
+                for row in found.chunks(shape.num_heads * shape.value_dim) {
+                    let is_seen = row.iter().any(|value| !value.is_finite());
+                    assert!(is_seen, "{class:?}, {shape:?}: {spoilt} does not show");
+                }
+            }
+            // What half precision holds, every kernel does.
+            let largest = attend(&context, shape, KvCacheDType::Q8_0, Some(6.5e4))(&[0, 1, 2, 3, 4]);
+            assert!(largest.iter().all(|value| value.is_finite()), "{class:?}, {shape:?}");
         }
     }
 }

@@ -14,6 +14,8 @@ mod limits;
 mod memory;
 mod models;
 mod mtp;
+#[path = "../promises/mtp_model.rs"]
+mod mtp_model;
 mod offload;
 mod ops;
 mod oracle;

@@ -4,9 +4,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use safetensors::Dtype;
-use safetensors::tensor::TensorView;
-use tempfile::TempDir;
 use tinyvllm::config::{SpeculativeConfig, SpeculativeMethod};
 use tinyvllm::engine::Request;
 use tinyvllm::hub::{ModelFiles, ResolvedModel};
@@ -16,45 +13,9 @@ use tinyvllm::runner::EngineLimits;
 use tinyvllm::sampling::SamplingParams;
 
 use crate::emulator::{Emulator, Timing, Variant};
+use crate::mtp_model::{Layers, folder};
 use crate::recorder::Recorder;
 use crate::schedules::tokens;
-
-/// The fixture, whose layers add so much of what they do to the residual stream; with nothing, the next token is a function of
-/// the last one, and the block knows it.
-fn folder(factor: f32) -> TempDir {
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny/mtp");
-    let bytes = std::fs::read(fixture.join("model.safetensors")).unwrap();
-    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    let mut tensors = Vec::new();
-    for (name, tensor) in file.tensors() {
-        let halves = |data: &[u8]| -> Vec<f32> {
-            data.as_chunks().0.iter().map(|value| half::f16::from_le_bytes(*value).to_f32()).collect()
-        };
-        let mut values = halves(tensor.data());
-        if name.ends_with("o_proj.weight") || name.ends_with("down_proj.weight") {
-            values.iter_mut().for_each(|value| *value *= factor);
-        } else if ["enorm.weight", "hnorm.weight"].iter().any(|norm| name.ends_with(norm)) {
-            values.fill(1.0);
-        } else if name.ends_with("eh_proj.weight") {
-            for (index, value) in values.iter_mut().enumerate() {
-                let (row, col) = (index / 64, index % 64);
-                *value = if col < 32 { f32::from(u8::from(row == col)) } else { *value * factor };
-            }
-        } else if name.ends_with("shared_head.norm.weight") {
-            values = halves(file.tensor("model.norm.weight").unwrap().data());
-        }
-        let data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        tensors.push((name, tensor.shape().to_vec(), data));
-    }
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::copy(fixture.join("config.json"), folder.path().join("config.json")).unwrap();
-    let views = tensors
-        .iter()
-        .map(|(name, shape, data)| (name.clone(), TensorView::new(Dtype::F32, shape.clone(), data).unwrap()));
-    let file = safetensors::serialize(views, None).unwrap();
-    std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
-    folder
-}
 
 fn load(gpu: &Arc<dyn Gpu>, folder: &Path, num_tokens: usize, change: &dyn Fn(&mut EngineLimits)) -> Llm {
     let files = ModelFiles::Folder(folder.to_owned());
@@ -86,10 +47,10 @@ fn requests() -> Vec<Request> {
 #[test]
 fn what_a_model_drafts_for_itself_changes_no_token() {
     for class in [ChipClass::Base, ChipClass::Nvidia] {
-        for factor in [1.0, 0.25, 0.0] {
+        for layers in [Layers::Full, Layers::Little, Layers::Nothing] {
             let Some(gpu) = Emulator::new(Variant::Fast) else { return };
             let gpu: Arc<dyn Gpu> = Arc::new(gpu.with_timing(Timing::Late).with_class(class));
-            let folder = folder(factor);
+            let folder = folder(layers, false);
             let plain = load(&gpu, folder.path(), 0, &|limits| limits.enable_prefix_caching = false);
             let alone: Vec<_> =
                 requests().into_iter().flat_map(|request| tokens(&plain, vec![request])).collect();
@@ -101,15 +62,15 @@ fn what_a_model_drafts_for_itself_changes_no_token() {
             for change in changes {
                 let llm = load(&gpu, folder.path(), 3, change);
                 for _ in 0..2 {
-                    assert_eq!(tokens(&llm, requests()), alone, "{class:?} {factor}");
+                    assert_eq!(tokens(&llm, requests()), alone, "{class:?} {layers:?}");
                 }
                 // Drafts of a step are few where products of many rows round otherwise.
                 for (request, expected) in requests().into_iter().zip(&alone) {
-                    assert_eq!(&tokens(&llm, vec![request])[0], expected, "{class:?} {factor}, alone");
+                    assert_eq!(&tokens(&llm, vec![request])[0], expected, "{class:?} {layers:?}, alone");
                 }
                 let speculation = llm.engine().stats().unwrap().speculation;
                 assert!(speculation.num_drafts > 0, "{speculation:?}");
-                assert!(factor > 0.0 || speculation.num_accepted_tokens > 0, "{speculation:?}");
+                assert!(layers != Layers::Nothing || speculation.num_accepted_tokens > 0, "{speculation:?}");
             }
         }
     }
@@ -121,7 +82,7 @@ fn nothing_is_compiled_in_a_request_that_a_model_drafts_for() {
     for class in [ChipClass::Base, ChipClass::Nvidia] {
         let recorder = Arc::new(Recorder::new(Duration::MAX).with_class(class));
         let gpu: Arc<dyn Gpu> = recorder.clone();
-        let folder = folder(1.0);
+        let folder = folder(Layers::Full, false);
         let llm = load(&gpu, folder.path(), 3, &|limits| {
             (limits.max_num_batched_tokens, limits.max_num_seqs) = (Some(80), 16);
             limits.enable_prefix_caching = false;

@@ -1,80 +1,11 @@
 //! Models that draft for themselves with an MTP block: the same tokens and log-probabilities, whatever it is worth.
 
-use safetensors::Dtype;
-use safetensors::tensor::TensorView;
-use tempfile::TempDir;
 use tinyvllm::sampling::{ConstraintState, TokenMask};
 
+use super::mtp_model::{Layers, folder};
 use super::*;
 
 const VOCAB_SIZE: u32 = 128;
-
-/// What the layers of a model add to the residual stream, and so how much the next token depends on more than the last one.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Layers {
-    /// All that the weights of the fixture say. Its block was drawn apart from it, so it is hardly ever right.
-    Full,
-    /// A little.
-    Little,
-    /// Nothing: the next token is a function of the last one, and the block knows that function.
-    Nothing,
-}
-
-/// The fixture with layers that add less, and a block that is given the token that follows rather than the state, in this
-/// measure. With another norm of the state it is given something else, as if it had been handed the wrong one.
-fn folder(layers: Layers, has_wrong_states: bool) -> TempDir {
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny/mtp");
-    let bytes = std::fs::read(fixture.join("model.safetensors")).unwrap();
-    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    let factor = match layers {
-        Layers::Full => 1.0,
-        Layers::Little => 0.25,
-        Layers::Nothing => 0.0,
-    };
-    let mut tensors = Vec::new();
-    for (name, tensor) in file.tensors() {
-        let mut values: Vec<f32> = tensor
-            .data()
-            .as_chunks()
-            .0
-            .iter()
-            .map(|value| half::f16::from_le_bytes(*value).to_f32())
-            .collect();
-        if name.ends_with("o_proj.weight") || name.ends_with("down_proj.weight") {
-            values.iter_mut().for_each(|value| *value *= factor);
-        }
-        let is_norm_of_block = ["enorm.weight", "hnorm.weight"].iter().any(|norm| name.ends_with(norm));
-        if layers != Layers::Full && is_norm_of_block {
-            values.fill(1.0);
-        }
-        if layers != Layers::Full && name.ends_with("eh_proj.weight") {
-            // The embedding as it is, and of the state as much as layers add.
-            for (index, value) in values.iter_mut().enumerate() {
-                let (row, col) = (index / 64, index % 64);
-                *value = if col < 32 { f32::from(u8::from(row == col)) } else { *value * factor };
-            }
-        }
-        if layers != Layers::Full && name.ends_with("shared_head.norm.weight") {
-            let norm = file.tensor("model.norm.weight").unwrap();
-            let norm =
-                norm.data().as_chunks().0.iter().map(|value| half::f16::from_le_bytes(*value).to_f32());
-            values = norm.collect();
-        }
-        if has_wrong_states && name.ends_with("hnorm.weight") {
-            values.iter_mut().step_by(2).for_each(|value| *value *= -30.0);
-        }
-        let data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        tensors.push((name, tensor.shape().to_vec(), data));
-    }
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::copy(fixture.join("config.json"), folder.path().join("config.json")).unwrap();
-    let views = tensors
-        .iter()
-        .map(|(name, shape, data)| (name.clone(), TensorView::new(Dtype::F32, shape.clone(), data).unwrap()));
-    let file = safetensors::serialize(views, None).unwrap();
-    std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
-    folder
-}
 
 fn options(num_tokens: usize, change: impl FnOnce(&mut EngineLimits)) -> LlmOptions {
     with_limits(|limits| {
@@ -127,21 +58,7 @@ impl ConstraintState for PatternState {
 /// Of every kind, two with a common beginning.
 fn requests() -> Vec<Request> {
     let prompt = |len: u32| (0..len).map(|at| (at * at * 7 + at * 13 + 5) % 120 + 3).collect::<Vec<_>>();
-    let greedy = SamplingParams {
-        max_tokens: Some(24),
-        ignore_eos: true,
-        logprobs: Some(2),
-        ..SamplingParams::greedy()
-    };
-    let seeded = SamplingParams { temperature: 0.8, top_p: 0.95, seed: Some(11), ..greedy.clone() };
-    let penalised = SamplingParams {
-        repetition_penalty: 1.3,
-        frequency_penalty: 0.2,
-        min_tokens: 5,
-        logit_bias: [(20, 3.0)].into(),
-        ..seeded.clone()
-    };
-    let several = SamplingParams { n: 3, top_k: 30, ..seeded.clone() };
+    let [greedy, seeded, penalised, several] = ways_to_sample(24);
     let ending = SamplingParams { ignore_eos: false, stop_token_ids: (60..70).collect(), ..greedy.clone() };
     let constraint: Option<Arc<dyn Constraint>> = Some(Arc::new(Pattern));
     vec![

@@ -84,13 +84,8 @@ impl DevicePools for GpuPools {
     }
 
     fn read_block(&self, block: usize, bytes: &mut [u8]) -> Result<()> {
-        let mut rest = bytes;
-        for (pool, begin, len) in self.parts() {
-            let (own, others) = rest.split_at_mut(len);
-            self.gpu.device().read(pool, begin + block * len, own)?;
-            rest = others;
-        }
-        Ok(())
+        self.wait()?;
+        self.read_blocks(&mut [(block, bytes)])
     }
 
     fn read_blocks(&self, parts: &mut [(usize, &mut [u8])]) -> Result<()> {
