@@ -14,7 +14,7 @@ use tinyvllm::ops::cpu::pool::ThreadPool;
 use tinyvllm::ops::cpu::simd::CpuLevel;
 use tinyvllm::ops::{
     AttentionHeads, AttentionLimits, AttentionMetadata, AttentionScratch, AttentionSpec, Buffer, Context,
-    KvCache, KvCacheDType, RopeTable, RowForm, StepInputs, paged_attention, rope_kv_write,
+    KvCache, KvCacheDType, RopeTable, RowMode, StepInputs, paged_attention, rope_kv_write,
 };
 use tinyvllm::self_test::one_layer;
 
@@ -58,7 +58,7 @@ fn main() {
     }
 }
 
-/// `num_sequences` sequences that each compute `num_new` tokens behind `context_len` others.
+/// `num_sequences` sequences that each compute `num_new` tokens after `context_len` others.
 fn measure(
     context: &Context,
     mut config: ModelConfig,
@@ -91,12 +91,12 @@ fn measure(
         let first_block = sequence * blocks_each;
         metadata.slot_mapping.extend((context_len..seq_len).map(|at| first_block * BLOCK_SIZE + at));
         let block = |index: usize| (first_block + index) as u32;
-        metadata.push(context_len..seq_len, 0, RowForm::of(num_new), block);
+        metadata.push(context_len..seq_len, 0, RowMode::of(num_new), block);
     }
     let qkv_width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim;
     let mut qkv = Buffer::new(context, num_tokens, qkv_width).expect("memory");
     let mut out = Buffer::new(context, num_tokens, config.num_heads * config.head_dim).expect("memory");
-    qkv.write(num_tokens, waves).expect("room");
+    qkv.write(num_tokens, waves).expect("space");
 
     let step = StepInputs::new(&[], &[], &[], &metadata);
     let mut times = Vec::new();
@@ -114,7 +114,7 @@ fn measure(
     let pairs = num_sequences * (num_new * context_len + num_new * (num_new + 1) / 2);
     let gigaops = (4 * config.num_heads * config.head_dim * pairs) as f64 / best / 1e9;
     println!(
-        "{num_sequences} × {num_new:3} tokens behind {context_len:4}, {dtype:4}: {:7.1} us, {:5.1} GB/s, {gigaops:5.0} Gop/s",
+        "{num_sequences} × {num_new:3} tokens after {context_len:4}, {dtype:4}: {:7.1} us, {:5.1} GB/s, {gigaops:5.0} Gop/s",
         best * 1e6,
         layer_bytes as f64 / best / 1e9
     );
@@ -124,9 +124,9 @@ fn measure(
 fn fill(context: &Context, config: &ModelConfig, cache: &mut KvCache) {
     let width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim;
     let mut qkv = Buffer::new(context, BLOCK_SIZE, width).expect("memory");
-    qkv.write(BLOCK_SIZE, waves).expect("room");
+    qkv.write(BLOCK_SIZE, waves).expect("space");
     let mut table = RopeTable::new(context, RopeStyle::HalfSplit, Vec::new(), 1.0, 1).expect("memory");
-    table.extend_to(1).expect("room");
+    table.extend_to(1).expect("space");
     let metadata =
         AttentionMetadata { slot_mapping: (0..BLOCK_SIZE).collect(), ..AttentionMetadata::default() };
     let step = StepInputs::new(&[], &[0; BLOCK_SIZE], &[], &metadata);

@@ -10,7 +10,7 @@
 use std::time::Instant;
 
 use tinyvllm::ops::cpu::AlignedFloats;
-use tinyvllm::ops::cpu::matmul::{Activations, Forms, Mode, PackedMatrix, Part, matmul};
+use tinyvllm::ops::cpu::matmul::{ActivationFormats, Activations, Mode, PackedMatrix, Projection, matmul};
 use tinyvllm::ops::cpu::pool::ThreadPool;
 use tinyvllm::ops::cpu::simd::CpuLevel;
 use tinyvllm::weights::DType;
@@ -81,11 +81,28 @@ fn measure(dtype: DType, setup: &Setup) {
         let (mut times, mut prepare_times) = (Vec::new(), Vec::new());
         for _ in 0..(200 / used.len()).clamp(5, 50) {
             let start = Instant::now();
-            activations.prepare(&x, cols, rows, cols, None, Forms::of([dtype], level), pool, level);
+            activations.prepare(
+                &x,
+                cols,
+                rows,
+                cols,
+                None,
+                ActivationFormats::of([dtype], level),
+                pool,
+                level,
+            );
             prepare_times.push(start.elapsed().as_secs_f64());
             for matrix in used {
                 let start = Instant::now();
-                matmul(&activations, &[Part::new(matrix, 0)], &mut out, outputs, Mode::Store, pool, level);
+                matmul(
+                    &activations,
+                    &[Projection::new(matrix, 0)],
+                    &mut out,
+                    outputs,
+                    Mode::Store,
+                    pool,
+                    level,
+                );
                 times.push(start.elapsed().as_secs_f64());
             }
         }
@@ -97,7 +114,7 @@ fn measure(dtype: DType, setup: &Setup) {
     println!();
 }
 
-/// The time that one call in ten stays below: what the machine does while nobody else uses it.
+/// The time that one call in ten stays below: what the machine does while nothing else runs on it.
 fn fastest_tenth(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     times[times.len() / 10]

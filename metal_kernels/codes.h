@@ -1,27 +1,26 @@
-// Codes of sixteen neighbouring weights, a unit: how they are read and become floats.
+// Reads the codes of a unit (sixteen neighbouring weights) and converts them to floats.
 //
-// Codes become floats without conversions of integers and with few shifts, which are slow on Apple GPUs: two codes
-// of a word are masked out where they stand and read as a pair of halves below the normal ones. Such a half is its
-// bits times 2^-24, exactly, and is a normal number as a float. The factor, and where in the half the code stands,
-// is taken out of the activation that it is multiplied with, once for all rows: `prescale(i)`. Codes that are stored
-// with an offset keep it; `ZERO` times the sum of the activations is subtracted instead.
+// Integer conversions and shifts are slow on Apple GPUs, so codes become floats with few of both. Two codes of a word
+// are masked in their bit positions and reinterpreted as a pair of subnormal halves. Such a half is exactly its bits
+// times 2^-24, and is a normal number as a float. `prescale(i)` removes that factor and the code's bit position from
+// the activation, once for all rows. Codes that are stored with an offset keep it; `ZERO` times the sum of the
+// activations is subtracted instead.
 
 #include "threads.h"
 
-// Tables that each lane looks up for itself. Where a compiler for another maker's GPUs wants to hear that they are on the
-// GPU, it has said so before.
+// Tables that each lane indexes. Another vendor's compiler may define its own qualifier beforehand.
 #ifndef MSL_TABLE
 #define MSL_TABLE constant
 #endif
 
-// Where the planes of a matrix begin, in steps of 16 bytes from its start. The low bits begin at 0.
+// Offsets of a matrix's planes, in units of 16 bytes. The low bits begin at 0.
 struct Planes {
     uint high;
     uint scales;
     uint super_scales;
 };
 
-// A copy that stays in registers: what is in `constant` memory may be read anew behind every barrier.
+// Copies to registers: values in `constant` memory may be read again after every barrier.
 inline Planes in_registers(constant Planes& planes) {
     Planes copy;
     copy.high = planes.high;
@@ -39,7 +38,7 @@ struct Unit {
 
 constant constexpr float TWO_24 = 16777216.0f;
 
-// Bits of a word, where they are wanted, and which of them are.
+// Masks and shifts bits of a word to the requested position.
 struct Masked {
     uint moved;
     uint mask;
@@ -51,10 +50,10 @@ inline Masked nibble_pair(uint word, int pair) {
     return { pair < 2 ? word : word >> 8, pair % 2 == 0 ? 0x000F000Fu : 0x00F000F0u };
 }
 
-// `bits` bits of each half of `packed`, those of pair `index`, to where bits of its code stand from bit `place` on, as
-// `nibble_pair` has them.
-inline Masked packed_pair(uint packed, int index, int bits, int place) {
-    const int to = index % 2 == 0 ? place : place + 4;
+// Moves `bits` bits of each half of `packed`, those of pair `index`, to bit `position` and up of its code, in the
+// layout of `nibble_pair`.
+inline Masked packed_pair(uint packed, int index, int bits, int position) {
+    const int to = index % 2 == 0 ? position : position + 4;
     const int from = index * bits;
     return { from <= to ? packed << (to - from) : packed >> (from - to), ((1u << bits) - 1u) * 0x00010001u << to };
 }
@@ -65,7 +64,7 @@ inline void set_pair(thread Unit& unit, int word, int pair, uint bits) {
     unit.code[8 * word + pair + 4] = float(codes.y);
 }
 
-// Four bits, or more with `bits` of each code in `high`: those of the pairs in order, in each half of the word.
+// Four bits, or more with `bits` of each code in `high`: the bits of the pairs in order, in each half of the word.
 inline void decode_nibbles(uint2 codes, uint high, int bits, thread Unit& unit) {
 #pragma clang loop unroll(full)
     for (int word = 0; word < 2; ++word) {
@@ -80,13 +79,13 @@ inline void decode_nibbles(uint2 codes, uint high, int bits, thread Unit& unit) 
     }
 }
 
-// One bit of each of sixteen codes, a byte for each half, as `packed_pair` wants it.
+// Spreads one bit of each of sixteen codes to a byte for each half, as `packed_pair` expects.
 inline uint single_bits(ushort bits) {
     return (uint(bits) | uint(bits) << 8) & 0x00FF00FFu;
 }
 
-// A format says how a unit's codes and its scale are read, which is `row + unit` of the matrix if `row` is where its row
-// begins, and how they are decoded. WORDS is the number of accesses that its codes take.
+// A format reads a unit's codes and scale, and decodes them. The unit's index is `row + unit`, where `row` is the row's
+// first unit. WORDS is the number of reads that its codes take.
 struct Nibbles {
     static constexpr constant int WORDS = 1;
     static constexpr constant bool HAS_MINIMUM = false;
@@ -178,15 +177,15 @@ inline void decode_codes(SixBits::Codes codes, thread Unit& unit) {
     decode_nibbles(codes.low, codes.upper, 2, unit);
 }
 
-// Nibbles that are places in a table of values.
-struct Places : Nibbles {
+// Nibbles that are indices into a table of values.
+struct CodebookIndices : Nibbles {
     static float prescale(int) { return 1.0f; }
     struct Codes {
-        uint2 places;
+        uint2 indices;
     };
     static Codes load_codes(device const uchar* base, Planes, uint row, uint unit) {
         Codes codes;
-        codes.places = ((device const uint2*)base)[row + unit];
+        codes.indices = ((device const uint2*)base)[row + unit];
         return codes;
     }
 };
@@ -195,15 +194,15 @@ MSL_TABLE float IQ4_VALUES[16] = {
     -127.0f, -104.0f, -83.0f, -65.0f, -49.0f, -35.0f, -22.0f, -10.0f, 1.0f, 13.0f, 25.0f, 38.0f, 53.0f, 69.0f, 89.0f, 113.0f
 };
 
-inline void decode_codes(Places::Codes codes, thread Unit& unit) {
+inline void decode_codes(CodebookIndices::Codes codes, thread Unit& unit) {
 #pragma clang loop unroll(full)
     for (int i = 0; i < 16; ++i) {
-        unit.code[i] = IQ4_VALUES[codes.places[i / 8] >> (4 * (i % 8)) & 15u];
+        unit.code[i] = IQ4_VALUES[codes.indices[i / 8] >> (4 * (i % 8)) & 15u];
     }
 }
 
-// Floats of four bits, of which two are the exponent and one the mantissa. As the upper bits of a half they are, exactly, 2^-14
-// times what they are.
+// Floats of four bits: two of exponent, one of mantissa. As the upper bits of a half, they are exactly 2^-14 times
+// their value.
 struct FourBitFloats : Nibbles {
     struct Codes {
         uint2 floats;

@@ -1,8 +1,7 @@
-// Networks of experts: which of them each token goes through, where its share of their work is, and the sum of it.
+// Mixture of experts: routes tokens to experts, groups the routed rows by expert, and combines the experts' results.
 //
-// From the router's logits to experts is the work of a simdgroup for each token. Then tokens are grouped by expert, in
-// their order, by one threadgroup: a sort that counts. In a step of few tokens that is the same threadgroup, and one
-// launch.
+// One simdgroup per token computes its experts from the router's logits. One threadgroup then groups tokens by expert
+// with a counting sort, which keeps their order. In a step of few tokens, the same threadgroup does both in one launch.
 
 #include "gated.h"
 #include "groups.h"
@@ -10,29 +9,29 @@
 
 struct ChooseArgs {
     uint num_rows;         // tokens
-    uint num_experts;      // to choose from
-    uint num_chosen;       // of them, by each token
-    uint num_shared;       // experts behind these that every token goes through
-    uint num_groups;       // of experts, of which
-    uint num_open_groups;  // are chosen from
-    uint max_group_rows;   // rows of a group of tokens, at most
-    uint max_groups;       // places in the list of those groups
-    float scale;           // of weights
-    uint is_sigmoid;       // or a softmax
-    uint normalizes;       // weights, so that their sum is `scale`
-    uint has_bias;         // to choose by
-    uint chooses;          // what the launch does
+    uint num_experts;      // experts that the router chooses from
+    uint num_chosen;       // experts per token
+    uint num_shared;       // shared experts, which follow the others and which every token goes through
+    uint num_groups;       // groups of experts
+    uint num_open_groups;  // groups that stay open to choices
+    uint max_group_rows;   // maximum rows of a group of tokens
+    uint max_groups;       // slots in the list of those groups
+    float scale;           // of the weights
+    uint is_sigmoid;       // or softmax
+    uint normalizes;       // scales the weights to a sum of `scale`
+    uint has_bias;         // added to the scores that choose
+    uint chooses;          // which of its steps the launch runs
     uint groups;
 };
 
 constant constexpr int SIMDGROUPS = 8;
 constant constexpr int NUM_THREADS = SIMDGROUPS * LANES;
-// Lower than the score of any expert that can be chosen, and than that of one that cannot.
+// Scores of experts in closed groups and of experts that are already chosen, below every real score.
 constant constexpr float CLOSED = -1e30f;
 constant constexpr float CHOSEN = -2e30f;
-constant constexpr uint NOBODY = 0xFFFFFFFFu;
+constant constexpr uint NO_EXPERT = 0xFFFFFFFFu;
 
-// The best of the scores of the lanes' experts, and the first expert that has it.
+// The best score over the lanes' experts, and the first expert that has it.
 struct Best {
     float score;
     uint expert;
@@ -41,14 +40,14 @@ struct Best {
 inline Best best_of_lanes(float score, uint expert) {
     Best best;
     best.score = simd_max(score);
-    best.expert = simd_min(score >= best.score ? expert : NOBODY);
+    best.expert = simd_min(score >= best.score ? expert : NO_EXPERT);
     return best;
 }
 
-// The best of experts `begin` to `end`, but for one. A lane looks at its own experts: every LANES-th one.
+// The best of experts `begin` to `end`, except one. A lane scans every LANES-th expert.
 inline Best best_between(threadgroup const float* scores, uint begin, uint end, uint except, uint lane) {
     float score = 2.0f * CHOSEN;
-    uint expert = NOBODY;
+    uint expert = NO_EXPERT;
     for (uint e = lane; e < end; e += LANES) {
         if (e >= begin && e != except && scores[e] > score) {
             score = scores[e];
@@ -58,14 +57,14 @@ inline Best best_between(threadgroup const float* scores, uint begin, uint end, 
     return best_of_lanes(score, expert);
 }
 
-// Closes the experts of all groups but the best ones. A group is as good as its best expert or, with sigmoids, as its
-// best two together.
+// Closes all groups of experts except the best ones. A group's score is that of its best expert or, with sigmoids, the
+// sum of its best two.
 inline void close_groups(constant ChooseArgs& a, threadgroup float* scores, uint lane) {
     const uint group_len = a.num_experts / a.num_groups;
     float own_score = CHOSEN;
     for (uint g = 0; g < a.num_groups; ++g) {
         const uint begin = g * group_len;
-        const Best first = best_between(scores, begin, begin + group_len, NOBODY, lane);
+        const Best first = best_between(scores, begin, begin + group_len, NO_EXPERT, lane);
         float score = first.score;
         if (a.is_sigmoid != 0 && group_len > 1) {
             score += best_between(scores, begin, begin + group_len, first.expert, lane).score;
@@ -87,7 +86,7 @@ inline void close_groups(constant ChooseArgs& a, threadgroup float* scores, uint
     }
 }
 
-// The experts of a token. A lane's entries in threadgroup memory are its own.
+// Chooses the experts of a token. A lane reads only its own entries in threadgroup memory.
 inline void choose(
     constant ChooseArgs& a,
     device const float* logits,
@@ -113,7 +112,7 @@ inline void choose(
     for (uint e = lane; e < a.num_experts; e += LANES) {
         probabilities[e] /= total;
         const float score = probabilities[e] + (a.has_bias != 0 ? bias[e] : 0.0f);
-        // What is no number comes behind all that are.
+        // NaN ranks below every number.
         scores[e] = score > CLOSED ? score : CLOSED;
     }
     if (a.num_open_groups < a.num_groups) {
@@ -123,7 +122,7 @@ inline void choose(
     uint own_expert = 0;
     float own_weight = 0.0f;
     for (uint choice = 0; choice < a.num_chosen; ++choice) {
-        const uint expert = min(best_between(scores, 0, a.num_experts, NOBODY, lane).expert, a.num_experts - 1);
+        const uint expert = min(best_between(scores, 0, a.num_experts, NO_EXPERT, lane).expert, a.num_experts - 1);
         float weight = 0.0f;
         if (expert % LANES == lane) {
             scores[expert] = CHOSEN;
@@ -135,7 +134,7 @@ inline void choose(
             own_weight = weight;
         }
     }
-    // What models were trained with, so that no sum is 0.
+    // The constant that models were trained with: the sum is never 0.
     const float chosen_sum = a.normalizes != 0 ? simd_sum(own_weight) + 1e-20f : 1.0f;
     if (lane < a.num_chosen) {
         experts[lane] = own_expert;
@@ -146,7 +145,8 @@ inline void choose(
     }
 }
 
-// Of a lane's expert: how many lanes before it have the same one, and how many do in all. NOBODY is no expert.
+// For the lane's expert: the number of earlier lanes with the same one, and the number of all of them. NO_EXPERT counts
+// as none.
 struct Rank {
     uint before;
     uint all;
@@ -162,12 +162,12 @@ inline Rank rank_of(uint expert, uint lane) {
     return rank;
 }
 
-// Gives every choice a place: those of an expert side by side, in the order of the choices. Each simdgroup has a part of
-// them, and a table of how many of it each expert has.
+// Gives every choice a slot. The slots of an expert are adjacent, in the order of the choices. Each simdgroup has a
+// segment of the choices, and a table of its count for each expert.
 inline void group_rows(
     constant ChooseArgs& a,
     device const uint* experts,
-    device uint* places,
+    device uint* slots,
     device uint* rows,
     device RowGroup* groups,
     threadgroup uint* tables,
@@ -178,50 +178,50 @@ inline void group_rows(
     const uint num_experts = a.num_experts + a.num_shared;
     const uint per_token = a.num_chosen + a.num_shared;
     const uint num_choices = a.num_rows * per_token;
-    const uint part_len = (num_choices + NUM_THREADS - 1) / NUM_THREADS * LANES;
-    const uint num_parts = (num_choices + part_len - 1) / part_len;
+    const uint segment_len = (num_choices + NUM_THREADS - 1) / NUM_THREADS * LANES;
+    const uint num_segments = (num_choices + segment_len - 1) / segment_len;
     threadgroup uint* own = tables + group * num_experts;
-    threadgroup uint* num_groups_of_all = tables + num_parts * num_experts;
-    for (uint i = thread_index; i < num_parts * num_experts; i += NUM_THREADS) {
+    threadgroup uint* num_groups_of_all = tables + num_segments * num_experts;
+    for (uint i = thread_index; i < num_segments * num_experts; i += NUM_THREADS) {
         tables[i] = 0;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    const uint begin = min(group * part_len, num_choices);
-    const uint end = min(begin + part_len, num_choices);
+    const uint begin = min(group * segment_len, num_choices);
+    const uint end = min(begin + segment_len, num_choices);
     for (uint first = begin; first < end; first += LANES) {
-        const uint expert = first + lane < end ? experts[first + lane] : NOBODY;
+        const uint expert = first + lane < end ? experts[first + lane] : NO_EXPERT;
         const Rank rank = rank_of(expert, lane);
-        if (expert != NOBODY && rank.before == 0) {
+        if (expert != NO_EXPERT && rank.before == 0) {
             own[expert] += rank.all;
         }
         simdgroup_barrier(mem_flags::mem_threadgroup);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    // Of each part, where the places of each expert begin; and the groups.
+    // The first slot of each expert in each segment; then the groups.
     if (group == 0) {
-        uint num_places = 0;
+        uint num_slots = 0;
         uint num_groups = 0;
         for (uint first = 0; first < num_experts; first += LANES) {
             const bool exists = first + lane < num_experts;
             threadgroup uint* of_expert = tables + min(first + lane, num_experts - 1);
             uint count = 0;
-            for (uint part = 0; part < num_parts; ++part) {
-                count += exists ? of_expert[part * num_experts] : 0;
+            for (uint segment = 0; segment < num_segments; ++segment) {
+                count += exists ? of_expert[segment * num_experts] : 0;
             }
             const uint num_own_groups = (count + a.max_group_rows - 1) / a.max_group_rows;
-            uint place = num_places + simd_prefix_exclusive_sum(count);
+            uint slot = num_slots + simd_prefix_exclusive_sum(count);
             const uint own_groups = num_groups + simd_prefix_exclusive_sum(num_own_groups);
             for (uint i = 0; i < num_own_groups; ++i) {
                 groups[own_groups + i].matrix = first + lane;
-                groups[own_groups + i].first_place = place + i * a.max_group_rows;
+                groups[own_groups + i].first_slot = slot + i * a.max_group_rows;
                 groups[own_groups + i].num_rows = min(count - i * a.max_group_rows, a.max_group_rows);
             }
-            for (uint part = 0; exists && part < num_parts; ++part) {
-                const uint of_part = of_expert[part * num_experts];
-                of_expert[part * num_experts] = place;
-                place += of_part;
+            for (uint segment = 0; exists && segment < num_segments; ++segment) {
+                const uint of_segment = of_expert[segment * num_experts];
+                of_expert[segment * num_experts] = slot;
+                slot += of_segment;
             }
-            num_places += simd_sum(count);
+            num_slots += simd_sum(count);
             num_groups += simd_sum(num_own_groups);
         }
         if (lane == 0) {
@@ -230,15 +230,15 @@ inline void group_rows(
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint first = begin; first < end; first += LANES) {
-        const uint expert = first + lane < end ? experts[first + lane] : NOBODY;
+        const uint expert = first + lane < end ? experts[first + lane] : NO_EXPERT;
         const Rank rank = rank_of(expert, lane);
-        if (expert != NOBODY) {
-            const uint place = own[expert] + rank.before;
-            places[first + lane] = place;
-            rows[place] = (first + lane) / per_token;
+        if (expert != NO_EXPERT) {
+            const uint slot = own[expert] + rank.before;
+            slots[first + lane] = slot;
+            rows[slot] = (first + lane) / per_token;
         }
         simdgroup_barrier(mem_flags::mem_threadgroup);
-        if (expert != NOBODY && rank.before == 0) {
+        if (expert != NO_EXPERT && rank.before == 0) {
             own[expert] += rank.all;
         }
         simdgroup_barrier(mem_flags::mem_threadgroup);
@@ -254,8 +254,8 @@ inline void group_rows(
     device const float* bias [[buffer(2)]],    // [expert]
     device uint* experts [[buffer(3)]],        // [token, choice]
     device float* weights [[buffer(4)]],       // [token, choice]
-    device uint* places [[buffer(5)]],         // [token, choice]
-    device uint* rows [[buffer(6)]],           // [place]
+    device uint* slots [[buffer(5)]],         // [token, choice]
+    device uint* rows [[buffer(6)]],           // [slot]
     device RowGroup* groups [[buffer(7)]],
     threadgroup float* memory [[threadgroup(0)]],
     uint index [[threadgroup_position_in_grid]],
@@ -279,26 +279,26 @@ inline void group_rows(
         threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);
     }
     if (a.groups != 0) {
-        group_rows(a, experts, places, rows, groups, (threadgroup uint*)memory, thread_index, lane, group);
+        group_rows(a, experts, slots, rows, groups, (threadgroup uint*)memory, thread_index, lane, group);
     }
 }
 
 struct GatedExpertsArgs {
     uint width;
     uint per_token;
-    uint has_bias;  // each of the halves
-    GatedForm form;
+    uint has_bias;  // each for gate and up
+    GatedFormula formula;
 };
 
-// gate = activation(gate + bias, up + bias) at the places of a token.
+// gate = activation(gate + bias, up + bias) at the slots of a token.
 [[kernel]] void gated_experts(
     constant GatedExpertsArgs& a [[buffer(0)]],
     device const uint* experts [[buffer(1)]],     // [token, choice]
-    device const uint* places [[buffer(2)]],      // [token, choice]
+    device const uint* slots [[buffer(2)]],      // [token, choice]
     device const float* gate_bias [[buffer(3)]],  // [expert, width]
     device const float* up_bias [[buffer(4)]],    // [expert, width]
-    device const float* up [[buffer(5)]],         // [place, width]
-    device float* gate [[buffer(6)]],             // [place, width]
+    device const float* up [[buffer(5)]],         // [slot, width]
+    device float* gate [[buffer(6)]],             // [slot, width]
     uint2 index [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]]
 ) {
@@ -307,11 +307,11 @@ struct GatedExpertsArgs {
         return;
     }
     for (uint choice = index.y * a.per_token; choice < (index.y + 1) * a.per_token; ++choice) {
-        const ulong own = ulong(places[choice]) * a.width + i;
+        const ulong own = ulong(slots[choice]) * a.width + i;
         const uint of_expert = a.has_bias != 0 ? experts[choice] * a.width + i : 0;
         const float g = a.has_bias != 0 ? gate[own] + gate_bias[of_expert] : gate[own];
         const float u = a.has_bias != 0 ? up[own] + up_bias[of_expert] : up[own];
-        gate[own] = gated_value(a.form, g, u);
+        gate[own] = gated_value(a.formula, g, u);
     }
 }
 
@@ -321,12 +321,12 @@ struct CombineArgs {
     uint has_bias;
 };
 
-// x += Σ weight · (products + bias), over the choices of a token in their order.
+// x += Σ weight · (projected + bias), over the choices of a token in their order.
 [[kernel]] void combine_experts(
     constant CombineArgs& a [[buffer(0)]],
-    device const uint* places [[buffer(1)]],
+    device const uint* slots [[buffer(1)]],
     device const float* weights [[buffer(2)]],
-    device const float* products [[buffer(3)]],  // [place, width]
+    device const float* projected [[buffer(3)]],  // [slot, width]
     device float* x [[buffer(4)]],               // [token, width]
     device const uint* experts [[buffer(5)]],    // [token, choice]
     device const float* bias [[buffer(6)]],      // [expert, width]
@@ -340,8 +340,8 @@ struct CombineArgs {
     const uint token = index.y;
     float value = x[token * a.width + i];
     for (uint choice = token * a.per_token; choice < (token + 1) * a.per_token; ++choice) {
-        const float product = products[ulong(places[choice]) * a.width + i];
-        const float own = a.has_bias != 0 ? product + bias[experts[choice] * a.width + i] : product;
+        const float output = projected[ulong(slots[choice]) * a.width + i];
+        const float own = a.has_bias != 0 ? output + bias[experts[choice] * a.width + i] : output;
         value = fma(weights[choice], own, value);
     }
     x[token * a.width + i] = value;

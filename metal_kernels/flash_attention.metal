@@ -1,17 +1,17 @@
-// Attention of several tokens of a sequence over the paged cache: prompts, pieces of prompts, and what follows a
-// prefix that was found in the cache.
+// Attention of several tokens of a sequence over the paged cache: prompts, chunks of prompts, and tokens after a cached
+// prefix.
 //
-// The rows of a tile are the query heads of one key head, for a few neighbouring tokens. Each simdgroup has eight
-// rows, with their scores and results in registers. The keys and values of the context come by in tiles, in turns
-// through the same threadgroup memory, and are read once for all rows. No matrix of scores exists beyond a tile.
+// The rows of a tile are the query heads of one key head for a few neighbouring tokens. Each simdgroup has eight rows,
+// with their scores and results in registers. Keys and values are loaded tile by tile, alternately, to the same
+// threadgroup memory, and are read once for all rows. The matrix of scores exists only as tiles.
 //
-// With latent attention keys and values are made of the cache's rows, for a span of the context at a time, and each query
-// head has its own. What a row of a tile knows at the end of a span waits in memory for the next one.
+// With latent attention, keys and values are expanded from the cache's rows for a span of the context at a time, and
+// each query head has its own. A row's running results at the end of a span are kept in memory for the next one.
 
 #include "matrices.h"
 #include "prefill.h"
 
-// Keys and values wait in half precision if they are so in the cache, or less exact; queries likewise.
+// Threadgroup memory has keys and values in half precision if the cache has at most that precision; likewise queries.
 template <typename KV>
 struct Staged {
     typedef float type;
@@ -48,14 +48,13 @@ inline void put(Eight<Code> values, threadgroup half* target) {
     ((threadgroup half4*)target)[1] = half4(half(wide[4]), half(wide[5]), half(wide[6]), half(wide[7]));
 }
 
-// Values from one row of threadgroup memory to the next: more than it has, so that the rows of a matrix lie in
-// different banks.
+// Stride of rows in threadgroup memory, in values: padded, so that the rows of a matrix lie in different banks.
 template <int MAX_DIM>
 constexpr int stride() {
     return MAX_DIM + 8;
 }
 
-// Copies rows of `dim` values to threadgroup memory, eight values at a time, as if they had MAX_DIM values.
+// Copies rows of `dim` values to threadgroup memory, eight values at a time, padded to MAX_DIM values.
 template <typename KV, typename T, int MAX_DIM, int KEYS, int NUM_THREADS>
 inline void stage(
     constant Pages& pages,
@@ -100,7 +99,7 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
     typedef typename Staged<KV>::type T;
     constexpr int NUM_THREADS = SIMDGROUPS * LANES;
     constexpr int STRIDE = stride<MAX_DIM>();
-    constexpr int MAX_PIECES = MAX_DIM / 8;
+    constexpr int MAX_FRAGMENTS = MAX_DIM / 8;
     threadgroup T* staged = (threadgroup T*)memory;
     threadgroup T* own_queries = staged + (KEYS + 8 * group) * STRIDE;
     threadgroup uint* cache_rows = (threadgroup uint*)(staged + (KEYS + 8 * SIMDGROUPS) * STRIDE);
@@ -112,7 +111,7 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
     const uint heads_per_kv_head = a.num_heads / a.pages.num_kv_heads;
     const uint num_rows = num_tokens * heads_per_kv_head;
 
-    // The lane's row: where its queries and its results are, and which positions it attends to.
+    // The lane's row: the indices of its queries and results, and the positions that it attends to.
     const Cell cell = cell_of(lane);
     const uint row = min(group * 8 + cell.row, num_rows - 1);
     const bool exists = group * 8 + cell.row < num_rows;
@@ -124,19 +123,19 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
     device const float* row_of_q = q + token * a.q_stride + head * HEAD_DIM;
     device const float* rotated_end = rotated + (token * a.num_heads + head + 1) * a.span.rotated_width;
 #pragma clang loop unroll_count(4)
-    for (int piece = 0; piece < HEAD_DIM / 8; ++piece) {
-        const uint value = 8 * piece + cell.column;
+    for (int fragment = 0; fragment < HEAD_DIM / 8; ++fragment) {
+        const uint value = 8 * fragment + cell.column;
         device const float* own = row_of_q + value;
         if (HAS_SPANS && value >= a.span.num_plain) {
             own = rotated_end - (HEAD_DIM - value);
         }
         const float2 pair = *(device const float2*)own * a.scale;
-        store_matrix(matrix_of<T>(T(pair.x), T(pair.y)), own_queries + 8 * piece, STRIDE, cell);
+        store_matrix(matrix_of<T>(T(pair.x), T(pair.y)), own_queries + 8 * fragment, STRIDE, cell);
     }
-    simdgroup_float8x8 results[MAX_PIECES];
+    simdgroup_float8x8 results[MAX_FRAGMENTS];
 #pragma clang loop unroll(full)
-    for (int piece = 0; piece < MAX_PIECES; ++piece) {
-        results[piece] = matrix_of<float>(0.0f, 0.0f);
+    for (int fragment = 0; fragment < MAX_FRAGMENTS; ++fragment) {
+        results[fragment] = matrix_of<float>(0.0f, 0.0f);
     }
     float maximum = LOWEST;
     float sum = 0.0f;
@@ -147,11 +146,11 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
         sum = sum_of_row(is_told ? total[1] : 0.0f);
         device const float* so_far = out + row_of_result(a, token, head) * VALUE_DIM;
 #pragma clang loop unroll(full)
-        for (int piece = 0; piece < MAX_PIECES; ++piece) {
-            if (8 * piece < VALUE_DIM) {
-                device const float2* pair_so_far = (device const float2*)(so_far + 8 * piece + cell.column);
+        for (int fragment = 0; fragment < MAX_FRAGMENTS; ++fragment) {
+            if (8 * fragment < VALUE_DIM) {
+                device const float2* pair_so_far = (device const float2*)(so_far + 8 * fragment + cell.column);
                 const float2 pair = exists ? *pair_so_far : float2(0.0f);
-                results[piece] = matrix_of<float>(pair.x, pair.y);
+                results[fragment] = matrix_of<float>(pair.x, pair.y);
             }
         }
     }
@@ -167,31 +166,31 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
     for (uint first_key = begin; first_key < end; first_key += KEYS) {
         stage<KV, T, MAX_DIM, KEYS, NUM_THREADS>(a.pages, k_cache, cache_rows, staged, HEAD_DIM, thread_index);
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        simdgroup_float8x8 products[KEYS / 8];
+        simdgroup_float8x8 scores[KEYS / 8];
 #pragma clang loop unroll(full)
         for (int key = 0; key < KEYS / 8; ++key) {
-            products[key] = matrix_of<float>(0.0f, 0.0f);
+            scores[key] = matrix_of<float>(0.0f, 0.0f);
         }
-        // Two at a time: what is multiplied next is under way, and nothing has to leave the registers for it.
+        // Two at a time: the next operands are loaded meanwhile, and no value is spilled.
 #pragma clang loop unroll_count(2)
-        for (int piece = 0; piece < HEAD_DIM / 8; ++piece) {
-            const simdgroup_matrix<T, 8, 8> query = load_matrix<T>(own_queries + 8 * piece, STRIDE, cell);
+        for (int fragment = 0; fragment < HEAD_DIM / 8; ++fragment) {
+            const simdgroup_matrix<T, 8, 8> query = load_matrix<T>(own_queries + 8 * fragment, STRIDE, cell);
 #pragma clang loop unroll(full)
             for (int key = 0; key < KEYS / 8; ++key) {
                 const simdgroup_matrix<T, 8, 8> keys =
-                    load_transposed<T>(staged + 8 * key * STRIDE + 8 * piece, STRIDE, cell);
-                simdgroup_multiply_accumulate(products[key], query, keys, products[key]);
+                    load_transposed<T>(staged + 8 * key * STRIDE + 8 * fragment, STRIDE, cell);
+                simdgroup_multiply_accumulate(scores[key], query, keys, scores[key]);
             }
         }
 
-        // The four lanes of a row know its running maximum and sum.
+        // The four lanes of a row have its running maximum and sum.
         float own[KEYS / 4];
         float tile_maximum = LOWEST;
 #pragma clang loop unroll(full)
         for (int i = 0; i < KEYS / 4; ++i) {
             const uint position = first_key + 8 * (i / 2) + cell.column + i % 2;
             const bool counts = position >= own_begin && position <= own_position;
-            own[i] = counts ? products[i / 2].thread_elements()[i % 2] : LOWEST;
+            own[i] = counts ? scores[i / 2].thread_elements()[i % 2] : LOWEST;
             if (HAS_SOFT_CAP && counts) {
                 own[i] = capped(own[i], a.soft_cap);
             }
@@ -212,19 +211,19 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
         stage<KV, T, MAX_DIM, KEYS, NUM_THREADS>(a.pages, v_cache, cache_rows, staged, VALUE_DIM, thread_index);
         threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma clang loop unroll(full)
-        for (int piece = 0; piece < MAX_PIECES; ++piece) {
-            if (8 * piece < VALUE_DIM) {
-                simdgroup_float8x8 result = results[piece];
+        for (int fragment = 0; fragment < MAX_FRAGMENTS; ++fragment) {
+            if (8 * fragment < VALUE_DIM) {
+                simdgroup_float8x8 result = results[fragment];
                 result.thread_elements()[0] *= factor;
                 result.thread_elements()[1] *= factor;
 #pragma clang loop unroll(full)
                 for (int key = 0; key < KEYS / 8; ++key) {
                     const simdgroup_float8x8 weights = matrix_of<float>(own[2 * key], own[2 * key + 1]);
                     const simdgroup_matrix<T, 8, 8> values =
-                        load_matrix<T>(staged + 8 * key * STRIDE + 8 * piece, STRIDE, cell);
+                        load_matrix<T>(staged + 8 * key * STRIDE + 8 * fragment, STRIDE, cell);
                     simdgroup_multiply_accumulate(result, weights, values, result);
                 }
-                results[piece] = result;
+                results[fragment] = result;
             }
         }
         if (thread_index < KEYS) {
@@ -249,15 +248,15 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
     }
     device float* row_of_out = out + row_of_result(a, token, head) * VALUE_DIM;
 #pragma clang loop unroll(full)
-    for (int piece = 0; piece < MAX_PIECES; ++piece) {
-        if (8 * piece < VALUE_DIM) {
-            const float2 pair = float2(results[piece].thread_elements()[0], results[piece].thread_elements()[1]);
-            *(device float2*)(row_of_out + 8 * piece + cell.column) = pair * inverse;
+    for (int fragment = 0; fragment < MAX_FRAGMENTS; ++fragment) {
+        if (8 * fragment < VALUE_DIM) {
+            const float2 pair = float2(results[fragment].thread_elements()[0], results[fragment].thread_elements()[1]);
+            *(device float2*)(row_of_out + 8 * fragment + cell.column) = pair * inverse;
         }
     }
 }
 
-// As many keys at a time as leave room for several threadgroups on a core, and registers for the results of long heads.
+// The number of keys leaves space for several threadgroups per core, and registers for the results of long heads.
 #define FLASH(NAME, KV, MAX_DIM, KEYS, SIMDGROUPS) \
     INSTANCE(flash_attention_##NAME##_##MAX_DIM##_##KEYS, flash_attention, KV, MAX_DIM, KEYS, SIMDGROUPS)
 FLASH(f16, half, 64, 32, 4)

@@ -1,8 +1,8 @@
-// Weight formats: how sixteen neighbouring weights of a row, a unit, are read: codes as `codes.h` has them, and their scales.
+// Weight formats: how the codes (see `codes.h`) and scales of a unit, sixteen neighbouring weights of a row, are read.
 //
-// A repacked matrix is a few planes, one after the other, each row by row: the low bits of the codes, the high
-// bits, the scales, and the scales of the scales. What one lane reads of a plane is aligned to its size.
-// `src/ops/gpu/layout.rs` writes what is read here and says what each plane holds.
+// A repacked matrix is a few planes in sequence, each row by row: the low bits of the codes, the high bits, the scales,
+// and the scales of the scales. A lane's reads of a plane are aligned to their size. `src/ops/gpu/matmul/layout.rs`
+// writes this layout and documents each plane.
 
 #include "codes.h"
 
@@ -10,8 +10,8 @@
 struct MatrixArgs {
     Planes planes;
     uint num_rows;
-    uint out_offset;   // where its rows begin in a row of the result
-    uint first_group;  // the first threadgroup that computes it; the largest number if there is no such matrix
+    uint out_offset;   // of its rows in a row of the result
+    uint first_group;  // the first threadgroup that computes it; UINT_MAX if there is no such matrix
 };
 
 // A scale for 32 weights.
@@ -56,14 +56,14 @@ struct Q5_0 : OneScale<FifthBits> {
 };
 struct Q5_1 : ScaleAndMinimum<FifthBits> {};
 
-// Where many lanes need the same scales (SHARES_SCALES), those of 32 units of a row are read by eight lanes, a word each,
-// and each lane takes its own from them: fewer accesses under way, and fewer registers for what they bring.
+// If many lanes need the same scales (SHARES_SCALES), eight lanes read those of 32 units of a row, a word each, and
+// each lane selects its own from them: fewer reads in flight, and fewer registers for their results.
 
 // Sixteen bytes for 256 weights: the scales of scales and minima, the low four bits of the eight six-bit scales
 // and minima, and their high two bits.
 struct SuperBlock {
     uint scales;
-    uint low;   // of four sub-blocks, this one among them
+    uint low;   // bits of four sub-blocks, including this one
     uint high;
     uint sub_block;
 };
@@ -111,8 +111,8 @@ struct SuperBlocks : BITS {
 struct Q4_K : SuperBlocks<Nibbles> {};
 struct Q5_K : SuperBlocks<FifthBits> {};
 
-// A scale of eight bits for 16 weights, of which four units' are a word, and what 256 weights have together: a scale of scales,
-// and in some formats one of minima.
+// An 8-bit scale for 16 weights, four of which fill a word, and what 256 weights share: a scale of scales and, in some
+// formats, one of minima.
 template <typename BITS, typename SUPER>
 struct UnitScales : BITS {
     static constexpr constant bool SHARES_SCALES = true;
@@ -164,7 +164,7 @@ struct Q3_K : SignedScales<ThirdBits> {
 struct Q6_K : SignedScales<SixBits> {
     static constexpr constant float ZERO = 32.0f;
 };
-struct IQ4_XS : SignedScales<Places> {};
+struct IQ4_XS : SignedScales<CodebookIndices> {};
 
 // Codes are eighths.
 struct Q8_S : SignedScales<Bytes> {
@@ -172,7 +172,7 @@ struct Q8_S : SignedScales<Bytes> {
     static float prescale(int) { return TWO_24 / 8.0f; }
 };
 
-// A nibble each is scale and minimum.
+// The two nibbles are scale and minimum.
 struct Q2_K : UnitScales<TwoBits, uint> {
     static constexpr constant bool HAS_MINIMUM = true;
     static Unit decode(Codes codes, Scale scale) {
@@ -185,7 +185,7 @@ struct Q2_K : UnitScales<TwoBits, uint> {
     }
 };
 
-struct IQ4_NL : OneScale<Places> {};
+struct IQ4_NL : OneScale<CodebookIndices> {};
 
 // The scale is the upper half of a float. Values are doubled.
 struct MXFP4 : FourBitFloats {
@@ -207,7 +207,7 @@ struct Q8_0 : OneScale<Bytes> {
     static constexpr constant float ZERO = 128.0f;
 };
 
-// Sixteen weights as they are in the file, in N words.
+// Sixteen weights as the file stores them, in N words.
 template <int N>
 struct Words {
     uint4 word[N];
@@ -282,7 +282,7 @@ struct F32 : Dense<4> {
     }
 };
 
-// A unit on its way.
+// A unit whose loads are in flight.
 template <typename F>
 struct Raw {
     typename F::Codes codes;

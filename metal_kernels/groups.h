@@ -1,37 +1,37 @@
-// Groups of rows of activations: those of the tokens that go through the same matrix of a stack, such as an expert.
+// Groups of rows of activations: the tokens that go through the same matrix of a stack, such as an expert.
 //
-// A token's share of the work of one of its experts is a place: a row of the buffers between the products. A group's
-// places lie side by side.
+// A slot is a routed row: one token for one of its experts, a row of the buffers between the matmuls. A group's slots
+// are adjacent.
 
 #include <metal_stdlib>
 using namespace metal;
 
 struct RowGroup {
     uint matrix;       // of the stack
-    uint first_place;
-    uint num_rows;     // none: there is no such group
+    uint first_slot;
+    uint num_rows;     // 0 if there is no such group
 };
 
-// What a threadgroup computes of a stack of matrices.
-struct Part {
+// The matrix of a stack, and the rows, that a threadgroup computes.
+struct Problem {
     uint matrix;
     uint num_rows;     // of activations
-    uint first_place;  // of a group
-    uint x_offset;     // of the activations of place or row 0
+    uint first_slot;  // of a group
+    uint x_offset;     // of the activations of slot or row 0
     uint out_offset;   // of the first row's results
 };
 
-inline Part part_of_group(RowGroup group, uint out_stride) {
-    Part part;
-    part.matrix = group.matrix;
-    part.num_rows = group.num_rows;
-    part.first_place = group.first_place;
-    part.x_offset = 0;
-    part.out_offset = group.first_place * out_stride;
-    return part;
+inline Problem problem_of_group(RowGroup group, uint out_stride) {
+    Problem problem;
+    problem.matrix = group.matrix;
+    problem.num_rows = group.num_rows;
+    problem.first_slot = group.first_slot;
+    problem.x_offset = 0;
+    problem.out_offset = group.first_slot * out_stride;
+    return problem;
 }
 
-// The row of activations at a place: a listed one, or that of the place itself.
-inline uint row_at(device const uint* rows, uint is_listed, uint place) {
-    return is_listed != 0 ? rows[place] : place;
+// The row of activations for a slot: a listed one, or the slot's own index.
+inline uint row_at(device const uint* rows, uint is_listed, uint slot) {
+    return is_listed != 0 ? rows[slot] : slot;
 }

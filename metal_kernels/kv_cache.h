@@ -1,9 +1,9 @@
-// The paged cache: `[block][kv_head][slot][head_dim]` for keys and for values. This is the one place that knows how a type
-// stores a row; of q8_0, scales are behind the rows of the whole pool.
+// The paged cache: `[block][kv_head][slot][head_dim]` for keys and for values. All kernels read and write rows through
+// this file. For q8_0, scales follow the rows of the whole pool.
 
 #include "threads.h"
 
-// Loops that index an array in registers are unrolled: elsewhere a compiler may put the array in memory.
+// Loops that index an array in registers are unrolled: otherwise a compiler may move the array to memory.
 
 // A value of q8_0 in memory: its code, with ZERO_CODE added.
 struct Code {
@@ -11,11 +11,11 @@ struct Code {
 };
 constant constexpr uint ZERO_CODE = 128;
 constant constexpr float LARGEST_CODE = 127.0f;
-// Values of a row that share a scale: a simdgroup has them side by side.
+// Values of a row that share a scale: one per lane of a simdgroup.
 constant constexpr uint GROUP = 32;
 static_assert(GROUP == LANES, "a lane for each value of a group");
 
-// Eight neighbouring values, as they lie in memory.
+// Eight neighbouring values in the type of the cache.
 template <typename KV>
 struct Eight {
     uint4 bits;
@@ -64,19 +64,19 @@ inline void unpack(Eight<Code> packed, thread float (&values)[8]) {
     }
 }
 
-// Where the tokens of a sequence are.
+// Where the blocks of sequences are.
 struct Pages {
     uint num_kv_heads;
     uint block_size;
     uint head_dim;
-    uint block_rows;  // from one block to the next
-    uint scales;      // where scales begin in a pool, in units of 16 bytes, if there are scales
+    uint block_rows;  // stride of blocks, in rows
+    uint scales;      // offset of the scales in a pool, in units of 16 bytes; unused without scales
 };
 
-// A token that is computed, and what it attends to.
+// A token to compute, and its context.
 struct DecodeRow {
-    uint token;        // of the step: the row of q and of the result
-    uint seq_len;      // up to it
+    uint token;        // index in the step: the row of q and of the result
+    uint seq_len;      // including this token
     uint table_start;  // of its sequence's block table
 };
 
@@ -86,12 +86,12 @@ inline uint row_of(constant Pages& pages, device const uint* block_table, uint k
     return block * pages.block_rows + kv_head * pages.block_size + position % pages.block_size;
 }
 
-// The row of a slot, which are counted through all blocks.
+// The row of a slot; slots are numbered through all blocks.
 inline uint row_of_slot(constant Pages& pages, uint kv_head, uint slot) {
     return slot / pages.block_size * pages.block_rows + kv_head * pages.block_size + slot % pages.block_size;
 }
 
-// The scales of a row of `dim` values: an even number, so that two are a word.
+// The number of scales in a row of `dim` values, rounded up to an even number, so that two fill a word.
 inline device half* scales_of_row(constant Pages& pages, device Code* pool, uint row, uint dim) {
     return (device half*)(pool + 16ul * pages.scales) + ulong(row) * ((dim + 2 * GROUP - 1) / (2 * GROUP) * 2);
 }
@@ -121,8 +121,9 @@ inline float value_of(constant Pages& pages, device const Code* pool, uint row, 
     return code * float(scales_of_row(pages, pool, row, dim)[value / GROUP]);
 }
 
-// The scale of a group whose largest magnitude has these bits: the smallest half of which 127 reach it. If there is none, or a
-// value is no number, the scale is no number. Compared as bits, since fast math knows no such thing.
+// The scale of a group whose largest magnitude has these bits: the smallest half such that 127 times it reaches the
+// magnitude. Without such a half, or with a NaN value, the scale is NaN. Bits are compared, since fast math ignores
+// NaN.
 inline half scale_of(uint largest) {
     constexpr uint LARGEST = 0x4AFDE040u;  // 127 times the largest half
     if (largest > LARGEST) {
@@ -130,14 +131,14 @@ inline half scale_of(uint largest) {
     }
     const float magnitude = as_type<float>(largest);
     ushort bits = as_type<ushort>(half(magnitude * (1.0f / LARGEST_CODE)));
-    // Such a product of a half is exact. The nearest half is the one that is looked for, or the one before it.
+    // The multiplication of a half by 127 is exact. The wanted half is the nearest one or the one before it.
     if (float(as_type<half>(bits)) * LARGEST_CODE < magnitude) {
         bits += 1;
     }
     return as_type<half>(bits);
 }
 
-// A value as a code of its group, of which each lane has one value.
+// Encodes a value of a group; each lane has one value.
 struct Coded {
     uchar code;
     half scale;
@@ -151,7 +152,7 @@ inline Coded coded(float value) {
     return result;
 }
 
-// Puts the values from `first` on of a row of `dim` values into the cache: as many as a simdgroup has lanes, one from each.
+// Writes values from `first` on of a row of `dim` values to the cache: one from each lane of the simdgroup.
 template <typename KV>
 inline void put_group(constant Pages&, device KV* pool, uint row, uint dim, uint first, uint lane, float value) {
     if (first + lane < dim) {

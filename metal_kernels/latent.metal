@@ -1,25 +1,25 @@
-// Between the projections of latent attention and attention: the row of each token on its way into the cache, and the
-// rotated ends of queries; and rows on their way out of it, where keys and values are made of them.
+// Latent attention between its projections and attention: writes each token's row to the cache, rotates the ends of
+// queries, and reads rows back to expand keys and values from them.
 
 #include "kv_cache.h"
 
 struct LatentKvWriteArgs {
-    Pages pages;      // of rows of the latent one and the key
+    Pages pages;      // rows of latent values and key
     uint num_heads;
-    uint query_width;   // values from one token's queries to the next
-    uint query_stride;  // values from one head to the next
-    uint kv_width;      // values from one token to the next; a row ends with the latent one and the key
-    uint rank;          // values of the latent row, without the key
-    uint num_pairs;     // values of the key, divided by two
+    uint query_width;   // stride of tokens' queries
+    uint query_stride;  // stride of heads' queries
+    uint kv_width;      // stride of tokens; a row ends with the latent values and the key
+    uint rank;          // latent values of a row, without the key
+    uint num_pairs;     // half the values of the key
     float eps;
 };
 
-constant bool IS_INTERLEAVED [[function_constant(0)]];  // pairs are neighbours; otherwise halves
+constant bool IS_INTERLEAVED [[function_constant(0)]];  // pairs (2i, 2i + 1); otherwise (i, i + num_pairs)
 
-// Values of a row that a lane has under way.
+// Values of a row that a lane has in flight.
 constant constexpr int TOGETHER = 8;
 
-// A value of a head's end that is rotated.
+// A rotated value of a head's end.
 inline float rotated_value(device const float* source, device const float* cosines, uint num_pairs, uint index) {
     const bool is_second = IS_INTERLEAVED ? index % 2 != 0 : index >= num_pairs;
     const uint pair = IS_INTERLEAVED ? index / 2 : is_second ? index - num_pairs : index;
@@ -30,8 +30,8 @@ inline float rotated_value(device const float* source, device const float* cosin
     return is_second ? fma(x, sine, y * cosine) : fma(x, cosine, -y * sine);
 }
 
-// One simdgroup for each query head of each token, and one for the row `[norm(latent), rotated key]`; some of them in a
-// threadgroup.
+// One simdgroup for each query head of each token, and one for the row `[norm(latent), rotated key]`. A threadgroup has
+// several simdgroups.
 template <typename KV>
 [[kernel]] void latent_kv_write(
     constant LatentKvWriteArgs& a [[buffer(0)]],
@@ -64,7 +64,7 @@ template <typename KV>
         }
         return;
     }
-    // There is one simdgroup for a row: what it reads is under way together.
+    // Only one simdgroup has the row, so its reads are issued together.
     device const float* latent = kv + token * a.kv_width + a.kv_width - row_dim;
     float squares = 0.0f;
     for (uint first = lane; first < a.rank; first += TOGETHER * LANES) {
@@ -110,17 +110,17 @@ INSTANCE(latent_kv_write_f32, latent_kv_write, float)
 INSTANCE(latent_kv_write_q8_0, latent_kv_write, Code)
 
 struct LatentReadArgs {
-    Pages pages;     // of rows, of which the last values are rotated
+    Pages pages;     // rows whose last values are rotated
     uint rank;
     uint num_heads;
     uint head_dim;   // values of a key, which ends with the rotated ones
-    uint capacity;   // keys that there is room for, of each head
-    uint begin;      // the first position
-    uint end;        // behind the last one
+    uint capacity;   // keys that each head has space for
+    uint begin;      // first position
+    uint end;        // after the last position
 };
 
-// The latent values of a span of the context as activations, and its rotated keys as the ends of the keys of all heads.
-// One simdgroup for each position; those behind the last one have what the last one has.
+// Reads a span of the context: its latent values as activations, and its rotated keys as the ends of the keys of all
+// heads. One simdgroup for each position; positions after the end repeat the last one.
 template <typename KV, typename T>
 [[kernel]] void latent_read(
     constant LatentReadArgs& a [[buffer(0)]],

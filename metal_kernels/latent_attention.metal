@@ -1,15 +1,15 @@
-// Attention of one token over latent rows: there is one key head for all query heads, and its first values are also
-// the values.
+// Attention of one token over latent rows. All query heads share one key head, and the first values of its keys are
+// also the values.
 //
-// The context is cut at fixed positions, as in `paged_attention.metal`. A threadgroup takes one piece of it and eight
-// query heads, the rows of a matrix; others read the same rows for other heads at the same time. Rows of the cache are
-// read KEYS at a time, straight into matrices in registers: each simdgroup has a slab of SLAB values of every row, and
-// the same slab of all queries. What it multiplies is a part of each score; the parts are added up in threadgroup
-// memory. With the softmax of the scores, the same registers are weighed as values. Scores are exponents of two: the
-// logarithm is part of `scale`.
+// The context is split at fixed positions, as in `paged_attention.metal`. A threadgroup takes one KV split and eight
+// query heads, the rows of a matrix; other threadgroups read the same cache rows for other heads at the same time.
+// Cache rows are read KEYS at a time, directly into matrices in registers. Each simdgroup has a slab of SLAB values of
+// every row, and the same slab of all queries. It computes a partial sum of each score; these are reduced in
+// threadgroup memory. After the softmax, the same registers are the values that are weighted. Scores are exponents of
+// two: `scale` includes the logarithm.
 //
-// Which of its values are a matrix's is up to a simdgroup, as long as it does the same with queries and results: a lane
-// reads eight neighbours of a row at once, and matrix `m` has pair `m` of them.
+// A simdgroup may assign its values to matrices freely if queries and results use the same assignment. A lane reads
+// eight neighbours of a row at once, and matrix `m` has pair `m` of them.
 
 #include "kv_cache.h"
 #include "matrices.h"
@@ -18,10 +18,10 @@
 struct LatentAttentionArgs {
     Pages pages;
     uint num_heads;
-    uint value_dim;   // of the values of a row, the first ones
-    uint q_stride;    // values from one token's queries to the next
-    uint piece_size;  // positions of a piece, a multiple of KEYS
-    uint num_pieces;  // of the longest sequence
+    uint value_dim;   // the first values of a row, which are its value
+    uint q_stride;    // stride of tokens' queries, in values
+    uint split_size;  // positions of a KV split, a multiple of KEYS
+    uint num_splits;  // of the longest sequence
     float scale;      // of scores, times log2(e)
 };
 
@@ -32,14 +32,15 @@ constant constexpr int SLAB = 64;
 // What a lane reads of a row at once belongs to PAIRS matrices.
 constant constexpr int PAIRS = 4;
 constant constexpr int READS = SLAB / (8 * PAIRS);
-constant constexpr int VALUE_PIECES = SLAB / 8;
-// Weights and parts of scores of a head in threadgroup memory: more than there are, so that the rows of a matrix lie in
+constant constexpr int VALUE_FRAGMENTS = SLAB / 8;
+// Stride of a head's weights and partial scores in threadgroup memory: padded, so that the rows of a matrix lie in
 // different banks.
 constant constexpr int STRIDE = KEYS + 8;
 constant constexpr int PART_STRIDE = KEYS + 4;
 
-// Queries and weights are in half precision if the cache is, or less exact. Then registers have room for all rows of a turn until they
-// are weighed; others come eight at a time, and once more from the caches of the device.
+// Queries and weights are in half precision if the cache has at most that precision. The registers then keep all rows
+// of an iteration until they are weighted; otherwise rows are loaded eight at a time, and again from the device's
+// caches.
 template <typename KV>
 struct Staged {
     typedef float type;
@@ -77,13 +78,13 @@ inline vec<float, 2> pair_of(Eight<float> values, int pair) {
     return float2(four[pair % 2 * 2], four[pair % 2 * 2 + 1]);
 }
 
-// What a lane has of eight rows: a part of one.
+// A lane's segment of each of eight rows.
 template <typename KV>
 struct Rows {
     Eight<KV> values[READS];
 };
 
-// Reads the slab that begins at value `begin` of some rows: those that lanes from `first` on know.
+// Reads the slab from value `begin` on of the rows whose indices lanes from `first` on hold.
 template <typename KV, int EIGHTS>
 inline void fetch(
     constant Pages& pages,
@@ -99,7 +100,7 @@ inline void fetch(
         const uint row = simd_shuffle(row_of_lane, ushort(first + 8 * eight + cell.row));
 #pragma clang loop unroll(full)
         for (int i = 0; i < READS; ++i) {
-            // Past the end of a row there are its last values, which zeros in the queries leave out.
+            // Past the end of a row, its last values are repeated; zeros in the queries cancel them.
             const uint value = min(begin + (PAIRS * i + cell.column / 2) * 8, pages.head_dim - 8);
             rows[eight].values[i] = eight_of(pages, cache, row, pages.head_dim, value);
         }
@@ -114,7 +115,7 @@ template <typename KV>
     device const uint* block_tables [[buffer(3)]],
     device const DecodeRow* rows [[buffer(4)]],
     device float* out [[buffer(5)]],       // [token, head, value_dim]
-    device float* partials [[buffer(6)]],  // [row, head, piece, value_dim + 2]
+    device float* partials [[buffer(6)]],  // [row, head, split, value_dim + 2]
     threadgroup float* memory [[threadgroup(0)]],
     uint3 index [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
@@ -125,16 +126,16 @@ template <typename KV>
     typedef typename Staged<KV>::type T;
     constexpr int ROWS = Staged<KV>::ROWS;
     constexpr int EIGHTS = ROWS / 8;
-    const uint piece = index.y;
+    const uint split = index.y;
     const uint first_head = index.x * HEADS;
     const uint token = rows[index.z].token;
-    const uint begin = piece * a.piece_size;
-    const uint end = min(begin + a.piece_size, rows[index.z].seq_len);
+    const uint begin = split * a.split_size;
+    const uint end = min(begin + a.split_size, rows[index.z].seq_len);
     if (begin >= end) {
         return;
     }
     device const uint* block_table = block_tables + rows[index.z].table_start;
-    // Parts of scores, [simdgroup][head][key]; of each head what its scores are so far; weights, [head][key].
+    // Partial scores, [simdgroup][head][key]; running statistics of each head; weights, [head][key].
     threadgroup float* own_parts = memory + group * HEADS * PART_STRIDE;
     threadgroup float* maxima = memory + num_groups * HEADS * PART_STRIDE;
     threadgroup float* sums = maxima + HEADS;
@@ -144,10 +145,10 @@ template <typename KV>
     const Cell cell = cell_of(lane);
     const uint row_dim = a.pages.head_dim;
     const uint slab = group * SLAB;
-    // Where the keys of the lanes are in the cache; past the last position, the last one.
+    // The cache row of each lane's key; past the last position, that of the last one.
     uint next_row = row_of(a.pages, block_table, 0, min(begin + lane, end - 1));
-    simdgroup_matrix<T, 8, 8> queries[VALUE_PIECES];
-    float2 results[VALUE_PIECES];
+    simdgroup_matrix<T, 8, 8> queries[VALUE_FRAGMENTS];
+    float2 results[VALUE_FRAGMENTS];
 #pragma clang loop unroll(full)
     for (int i = 0; i < READS; ++i) {
         // Transposed: a row is a value, a column a head. A lane has every other one of eight values of two heads.
@@ -196,11 +197,11 @@ template <typename KV>
             for (int eight = 0; eight < EIGHTS; ++eight) {
                 simdgroup_float8x8 part = matrix_of<float>(0.0f, 0.0f);
 #pragma clang loop unroll(full)
-                for (int p = 0; p < VALUE_PIECES; ++p) {
+                for (int p = 0; p < VALUE_FRAGMENTS; ++p) {
                     const vec<T, 2> pair = pair_of(fetched[eight].values[p / PAIRS], p % PAIRS);
                     simdgroup_multiply_accumulate(part, matrix_of<T>(pair.x, pair.y), queries[p], part);
                 }
-                // Transposed, so that lanes add up neighbours.
+                // Transposed, so that lanes add neighbours.
                 threadgroup float* at = own_parts + cell.column * PART_STRIDE + key + 8 * eight + cell.row;
                 at[0] = part.thread_elements()[0];
                 at[PART_STRIDE] = part.thread_elements()[1];
@@ -236,7 +237,7 @@ template <typename KV>
             }
             const float factor = key == 0 ? factors[cell.row] : 1.0f;
 #pragma clang loop unroll(full)
-            for (int p = 0; p < VALUE_PIECES; ++p) {
+            for (int p = 0; p < VALUE_FRAGMENTS; ++p) {
                 simdgroup_float8x8 sum = matrix_of<float>(0.0f, 0.0f);
 #pragma clang loop unroll(full)
                 for (int eight = 0; eight < EIGHTS; ++eight) {
@@ -255,18 +256,19 @@ template <typename KV>
     if (head >= a.num_heads) {
         return;
     }
-    const bool is_whole = a.num_pieces == 1;
-    const ulong record = (ulong(index.z) * a.num_heads + head) * a.num_pieces + piece;
+    const bool is_whole = a.num_splits == 1;
+    const ulong record = (ulong(index.z) * a.num_heads + head) * a.num_splits + split;
     device float* own_record = partials + record * (a.value_dim + 2);
     device float* target = is_whole ? out + (ulong(token) * a.num_heads + head) * a.value_dim : own_record + 2;
-    // As where pieces are merged: a context that is not cut has the same bits in a launch with others that are.
+    // The same arithmetic as in the kernel that merges splits: a context with one split has the same bits whether or
+    // not others of the launch have several.
     const float divisor = is_whole ? sums[cell.row] : 1.0f;
     if (!is_whole && group == 0 && cell.column == 0) {
         own_record[0] = maxima[cell.row];
         own_record[1] = sums[cell.row];
     }
 #pragma clang loop unroll(full)
-    for (int p = 0; p < VALUE_PIECES; ++p) {
+    for (int p = 0; p < VALUE_FRAGMENTS; ++p) {
         const uint value = slab + (p / PAIRS * PAIRS + cell.column / 2) * 8 + p % PAIRS * 2;
         if (value < a.value_dim) {
             *(device float2*)(target + value) = results[p] / divisor;

@@ -1,13 +1,14 @@
 // Matrices of 8×8 values in the registers of a simdgroup.
 //
-// A lane has two neighbouring values of a row. Apple does not say which ones, but all of its GPUs have had the same
-// places since there are such matrices, and other projects' kernels rely on them as well; were they others, a probe of
-// `self-test` would say so. Who knows them needs no detour through threadgroup memory for what is done to single
+// A lane has two neighbouring values of a row. Apple does not document which ones, but all of its GPUs with such
+// matrices use the same lanes, and other projects' kernels rely on them as well. A probe of `self-test` would report a
+// difference. Code that uses the layout handles single values without threadgroup memory, and loads a matrix in one
+// read per lane.
 // values, and reads a matrix in one access of a lane.
 
 #include "threads.h"
 
-// Where in a matrix the first of a lane's values is.
+// The row and column of the lane's first value.
 struct Cell {
     uint row;
     uint column;
@@ -28,14 +29,14 @@ inline simdgroup_matrix<T, 8, 8> matrix_of(T first, T second) {
     return matrix;
 }
 
-// The matrix whose rows lie `stride` values apart, with its first value at `at`.
+// Loads the matrix at `at`, whose rows are `stride` values apart.
 template <typename T>
 inline simdgroup_matrix<T, 8, 8> load_matrix(threadgroup const T* at, uint stride, Cell cell) {
     const vec<T, 2> pair = *(threadgroup const vec<T, 2>*)(at + cell.row * stride + cell.column);
     return matrix_of<T>(pair.x, pair.y);
 }
 
-// The same with its columns `stride` values apart.
+// The same for columns that are `stride` values apart.
 template <typename T>
 inline simdgroup_matrix<T, 8, 8> load_transposed(threadgroup const T* at, uint stride, Cell cell) {
     threadgroup const T* first = at + cell.column * stride + cell.row;
@@ -49,7 +50,7 @@ inline void store_matrix(simdgroup_matrix<T, 8, 8> matrix, threadgroup T* at, ui
     own[1] = matrix.thread_elements()[1];
 }
 
-// What the lanes of a row have, added up or the largest of it, in each of them.
+// The sum or the maximum over the lanes of a row, in each of them.
 inline float sum_of_row(float value) {
     value += simd_shuffle_xor(value, 1);
     return value + simd_shuffle_xor(value, 8);

@@ -1,79 +1,79 @@
-// Products of weights with one to four rows of activations: the whole of a decode step at small batches.
+// Matmuls of weights with one to four rows of activations: the whole of a decode step at small batches.
 //
-// A threadgroup computes ROW_GROUPS times ROWS rows of the matrix, ROWS in each simdgroup. Activations come by in
-// chunks of 512 columns through threadgroup memory, in the order in which lanes take them out: a lane has a unit of 16
-// columns, and reads each weight once for all columns of the result. The weights and the activations of a chunk are
-// under way while those of the one before are multiplied. Up to three slices of simdgroups share the chunks. The sums of
-// the lanes are added, then those of the slices, in a fixed order that depends neither on ROWS nor on COLUMNS.
+// A threadgroup computes ROW_GROUPS times ROWS rows of the matrix, ROWS in each simdgroup. Activations pass through
+// threadgroup memory in chunks of 512 columns, in the order in which lanes read them. A lane has a unit of 16 columns,
+// and reads each weight once for all columns of the result. The weights and activations of a chunk are loaded while the
+// previous chunk is multiplied. Up to three slices of simdgroups divide the chunks among them. The sums of the lanes
+// are reduced, then those of the slices, in a fixed order that depends neither on ROWS nor on COLUMNS.
 //
-// The norm before a product is part of it: activations are multiplied with the norm's weights on their way in, their
+// The norm before a matmul is fused: activations are multiplied by the norm's weights while they are loaded, their
 // squares are summed, and the result is divided by their root mean square.
 
-// A matrix may be one of a stack, which lie one behind the other: each head's, with a part of every row of activations,
-// or an expert's, with the rows of a group.
+// A matrix may be one of a stack of adjacent matrices: one of each head, with a segment of every row of activations, or
+// one of each expert, with the rows of a group.
 
 #include "formats.h"
 #include "groups.h"
 
 struct MatvecArgs {
     uint num_units;    // of 16 columns of the matrix
-    uint num_columns;  // rows of activations that exist, at most COLUMNS
+    uint num_columns;  // rows of activations, at most COLUMNS
     uint x_stride;
     uint out_stride;
-    uint x_next;       // from the activations of one matrix of a stack to those of the next one
-    uint out_next;     // likewise results
-    uint gathers;      // whether the rows of groups are listed
+    uint x_next;       // stride of activations between matrices of a stack
+    uint out_next;     // stride of results between matrices of a stack
+    uint gathers;      // whether groups list their rows
     float eps;
     MatrixArgs matrices[3];
 };
 
 constant bool HAS_NORM [[function_constant(0)]];
 constant bool HAS_BIAS [[function_constant(1)]];
-constant bool ADDS [[function_constant(2)]];  // to what is in the result
+constant bool ADDS [[function_constant(2)]];  // to the previous result
 constant bool IS_GROUPED [[function_constant(3)]];  // matrices and rows are those of groups
 
 // Simdgroups that share activations.
 constant constexpr int ROW_GROUPS = 4;
 constant constexpr int SLICE_THREADS = ROW_GROUPS * LANES;
 constant constexpr int CHUNK_UNITS = LANES;
-// Activations come in fours, one for each thread of a slice.
+// Activations are loaded as float4, one by each thread of a slice.
 constant constexpr int CHUNK_FOURS = 4 * CHUNK_UNITS;
 static_assert(CHUNK_FOURS == SLICE_THREADS, "a thread brings one four");
 
-// Lanes that read the scales of a chunk of one row, if lanes share them.
+// Lanes that read the scales of a chunk of one row, if lanes share scales.
 constant constexpr int WORDS_OF_ROW = 8;
 
-// A chunk of one column of the result in threadgroup memory: its fours, then the sum of each unit.
+// A chunk of one column of the result in threadgroup memory: its float4s, then the sum of each unit.
 constant constexpr int CHUNK_FLOATS = 4 * CHUNK_FOURS + CHUNK_UNITS;
 
-// Chunks that a slice keeps: the next one can be written while one is read, where there is room for both.
+// Chunks that a slice buffers: two where there is space, so that one is written while the other is read.
 template <int COLUMNS>
 constexpr int num_buffers() {
     return COLUMNS == 1 ? 2 : 1;
 }
 
 // The matrix of a stack that a threadgroup computes, and its rows of activations.
-inline Part part_of(constant MatvecArgs& a, device const RowGroup* groups, uint index) {
+inline Problem problem_of(constant MatvecArgs& a, device const RowGroup* groups, uint index) {
     if (IS_GROUPED) {
-        return part_of_group(groups[index], a.out_stride);
+        return problem_of_group(groups[index], a.out_stride);
     }
-    Part part;
-    part.matrix = index;
-    part.num_rows = a.num_columns;
-    part.first_place = 0;
-    part.x_offset = index * a.x_next;
-    part.out_offset = index * a.out_next;
-    return part;
+    Problem problem;
+    problem.matrix = index;
+    problem.num_rows = a.num_columns;
+    problem.first_slot = 0;
+    problem.x_offset = index * a.x_next;
+    problem.out_offset = index * a.out_next;
+    return problem;
 }
 
-// The rows of a simdgroup: ROWS in all, the same number of each of MATRICES that differ in their values only.
+// The rows of a simdgroup: ROWS in all, evenly from MATRICES that differ in their values only.
 template <int ROWS, int MATRICES>
 struct Source {
     device const uchar* weights[MATRICES];
     Planes planes;
     uint num_units;
-    uint first_units[ROWS / MATRICES];  // of each row; a row past the end is the last one
-    // Of the row whose scales the lane shares with others.
+    uint first_units[ROWS / MATRICES];  // of each row; rows past the end repeat the last one
+    // Of the row whose scales the lane reads for others.
     device const uchar* shared_weights;
     uint shared_row;
 };
@@ -105,7 +105,7 @@ inline Source<ROWS, MATRICES> source(
     return from;
 }
 
-// The scales of the units of a lane, one of each row, or what it has of those that lanes share.
+// The scales of the lane's units, one of each row, or the lane's word of those that lanes share.
 template <typename F, int ROWS, bool ARE_SHARED>
 struct Scales {
     typename F::Scale own[ROWS];
@@ -147,7 +147,7 @@ inline typename F::Scale scale_of(thread const Scales<F, ROWS, true>& scales, in
     return F::take_scale(scales.shared, row * WORDS_OF_ROW, lane);
 }
 
-// The codes of a lane's unit. Past the last unit of a row it is the last one, which costs nothing.
+// The codes of a lane's unit. Past the last unit of a row, the last one is read, which costs nothing.
 template <typename F, typename C>
 inline void load_codes(
     device const uchar* weights, Planes planes, uint row, uint first, uint lane, uint num_units, thread C& codes
@@ -155,7 +155,7 @@ inline void load_codes(
     codes = F::load_codes(weights, planes, row, min(first + lane, num_units - 1));
 }
 
-// Words have no scales, so that a lane may as well have every LANES-th one, and all lanes read neighbours together.
+// Unquantized words have no scales, so a lane takes every LANES-th one, and all lanes read neighbours together.
 template <typename F, int N>
 inline void load_codes(
     device const uchar* weights, Planes, uint row, uint first, uint lane, uint num_units, thread Words<N>& codes
@@ -167,7 +167,7 @@ inline void load_codes(
     }
 }
 
-// What a lane multiplies of CHUNK_UNITS units of each row.
+// A lane's operands: CHUNK_UNITS units of each row.
 template <typename F, int ROWS>
 struct Chunk {
     typename F::Codes codes[ROWS];
@@ -189,7 +189,7 @@ inline void load_chunk(
     load_scales(from, first, lane, chunk.scales);
 }
 
-// The activations of a thread on their way to threadgroup memory: a four of each column of the result.
+// A thread's activations on their way to threadgroup memory: a float4 of each column of the result.
 template <int COLUMNS>
 struct Fours {
     float4 values[COLUMNS];
@@ -201,7 +201,7 @@ struct Activations {
     device const float* x;
     device const float* norm;
     uint num_fours;
-    uint begins[COLUMNS];  // of each row; a row past the last one is the last one
+    uint begins[COLUMNS];  // of each row; rows past the last one repeat it
 };
 
 // Past the last column there are zeros.
@@ -221,8 +221,8 @@ inline void fetch(thread const Activations<COLUMNS>& from, uint four, thread Fou
     }
 }
 
-// Four `i` of what lane `l` multiplies goes to `i * LANES + l`, so that neighbouring lanes read neighbours. The offset of
-// the codes is part of the sum that a lane starts with.
+// Float4 `i` of lane `l` is stored at `i * LANES + l`, so that neighbouring lanes read neighbours. A lane's sum starts
+// with the codes' offset.
 template <typename F, int COLUMNS>
 inline void put(
     thread const Fours<COLUMNS>& fours,
@@ -230,7 +230,7 @@ inline void put(
     threadgroup float* chunk,
     thread float (&squares)[COLUMNS]
 ) {
-    // Of each word of a lane's share.
+    // Of each word of the lane.
     constexpr int FOURS = 4 / F::WORDS;
     const uint word = F::WORDS == 1 ? 0 : thread_index / (FOURS * LANES);
     const uint four = (word * FOURS + thread_index % FOURS) * LANES + (thread_index - word * FOURS * LANES) / FOURS;
@@ -247,48 +247,48 @@ inline void put(
                 column[4 * CHUNK_FOURS + thread_index / 4] = sum;
             }
         }
-        // The factors of four neighbours are the same for each four.
+        // Each float4 has the same four prescale factors.
         const float4 prescale = float4(F::prescale(0), F::prescale(1), F::prescale(2), F::prescale(3));
         ((threadgroup float4*)column)[four] = values * fours.norm * prescale;
     }
 }
 
-// What a lane multiplies of a chunk of one column, and the sum of it.
-struct Share {
+// The operands of a lane in a chunk of one column, and their sum.
+struct LaneInput {
     float values[16];
     float sum;
 };
 
 template <typename F>
-inline Share take(threadgroup const float* column, uint lane) {
-    Share share;
+inline LaneInput take(threadgroup const float* column, uint lane) {
+    LaneInput input;
 #pragma clang loop unroll(full)
     for (int part = 0; part < 4; ++part) {
         const float4 values = ((threadgroup const float4*)column)[part * LANES + lane];
 #pragma clang loop unroll(full)
         for (int i = 0; i < 4; ++i) {
-            share.values[4 * part + i] = values[i];
+            input.values[4 * part + i] = values[i];
         }
     }
-    share.sum = F::HAS_MINIMUM || F::ZERO != 0.0f ? column[4 * CHUNK_FOURS + lane] : 0.0f;
-    return share;
+    input.sum = F::HAS_MINIMUM || F::ZERO != 0.0f ? column[4 * CHUNK_FOURS + lane] : 0.0f;
+    return input;
 }
 
 template <typename F>
-inline void add_product(thread const Unit& unit, thread const Share& share, thread float& total) {
-    float sum = -F::ZERO * share.sum;
+inline void add_dot_product(thread const Unit& unit, thread const LaneInput& input, thread float& total) {
+    float sum = -F::ZERO * input.sum;
 #pragma clang loop unroll(full)
     for (int i = 0; i < 16; ++i) {
-        sum = fma(unit.code[i], share.values[i], sum);
+        sum = fma(unit.code[i], input.values[i], sum);
     }
     total = fma(sum, unit.scale, total);
     if (F::HAS_MINIMUM) {
-        total = fma(-unit.minimum, share.sum, total);
+        total = fma(-unit.minimum, input.sum, total);
     }
 }
 
-// `total[r][c]` += this lane's share of row `r` times column `c`. What there is less of, decoded rows or columns, waits
-// in registers for the other.
+// `total[r][c]` += the lane's partial sum of row `r` times column `c`. The smaller set of operands, decoded rows or
+// columns, is kept in registers while the other is looped over.
 template <typename F, int ROWS, int COLUMNS>
 inline void multiply_chunk(
     thread const Chunk<F, ROWS>& weights,
@@ -304,38 +304,38 @@ inline void multiply_chunk(
         }
 #pragma clang loop unroll(full)
         for (int c = 0; c < COLUMNS; ++c) {
-            const Share share = take<F>(x + c * CHUNK_FLOATS, lane);
+            const LaneInput input = take<F>(x + c * CHUNK_FLOATS, lane);
 #pragma clang loop unroll(full)
             for (int r = 0; r < ROWS; ++r) {
-                add_product<F>(units[r], share, total[r][c]);
+                add_dot_product<F>(units[r], input, total[r][c]);
             }
         }
     } else {
-        Share shares[COLUMNS];
+        LaneInput inputs[COLUMNS];
 #pragma clang loop unroll(full)
         for (int c = 0; c < COLUMNS; ++c) {
-            shares[c] = take<F>(x + c * CHUNK_FLOATS, lane);
+            inputs[c] = take<F>(x + c * CHUNK_FLOATS, lane);
         }
 #pragma clang loop unroll(full)
         for (int r = 0; r < ROWS; ++r) {
             const Unit unit = F::decode(weights.codes[r], scale_of(weights.scales, r, lane));
 #pragma clang loop unroll(full)
             for (int c = 0; c < COLUMNS; ++c) {
-                add_product<F>(unit, shares[c], total[r][c]);
+                add_dot_product<F>(unit, inputs[c], total[r][c]);
             }
         }
     }
 }
 
-// Where a thread is: in a slice, with other simdgroups of other rows.
-struct Place {
+// The thread's slice, and its simdgroup in it; simdgroups of a slice have different rows.
+struct SimdgroupPosition {
     uint lane;
     uint group;      // simdgroup
     uint num_slices;
 };
 
-// The sums over the lanes of each of N values, a power of two: lane `l` has that of value `l / (LANES / N)`. While there
-// are values to share out, a lane gives half of its own away and goes on with the other half. What is added to what is
+// Reduces each of N values over the lanes, for a power of two N: lane `l` gets the sum of value `l / (LANES / N)`.
+// While several values remain, a lane exchanges half of its own for its partner's other half. The order of additions is
 // the same for every N.
 template <int N>
 inline float sums_of_lanes(thread float (&values)[N], uint lane) {
@@ -359,48 +359,48 @@ inline float sums_of_lanes(thread float (&values)[N], uint lane) {
     return values[0];
 }
 
-// Adds up the values of lanes, then of slices. Lane `i` below N of the first slice has the sum of value `i`
-// afterwards, and `sum_of_squares` of column `i % COLUMNS`.
+// Reduces values over lanes, then over slices. Afterwards, lane `i` below N of the first slice has the sum of value
+// `i`, and `sum_of_squares` of column `i % COLUMNS`.
 template <int N, int COLUMNS>
 inline float reduce(
     thread float (&values)[N],
     thread float (&squares)[COLUMNS],
     threadgroup float* scratch,
-    Place place,
+    SimdgroupPosition position,
     thread float& sum_of_squares
 ) {
     constexpr int RECORD = N + COLUMNS;
-    const float sum = sums_of_lanes<N>(values, place.lane);
-    if (place.lane % (LANES / N) == 0) {
-        scratch[place.group * RECORD + place.lane / (LANES / N)] = sum;
+    const float sum = sums_of_lanes<N>(values, position.lane);
+    if (position.lane % (LANES / N) == 0) {
+        scratch[position.group * RECORD + position.lane / (LANES / N)] = sum;
     }
     if (HAS_NORM) {
-        const float own_squares = sums_of_lanes<COLUMNS>(squares, place.lane);
-        if (place.lane % (LANES / COLUMNS) == 0) {
-            scratch[place.group * RECORD + N + place.lane / (LANES / COLUMNS)] = own_squares;
+        const float own_squares = sums_of_lanes<COLUMNS>(squares, position.lane);
+        if (position.lane % (LANES / COLUMNS) == 0) {
+            scratch[position.group * RECORD + N + position.lane / (LANES / COLUMNS)] = own_squares;
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     float result = 0.0f;
     sum_of_squares = 0.0f;
-    if (place.group < ROW_GROUPS && place.lane < uint(N)) {
-        for (uint slice = 0; slice < place.num_slices; ++slice) {
-            result += scratch[(slice * ROW_GROUPS + place.group) * RECORD + place.lane];
+    if (position.group < ROW_GROUPS && position.lane < uint(N)) {
+        for (uint slice = 0; slice < position.num_slices; ++slice) {
+            result += scratch[(slice * ROW_GROUPS + position.group) * RECORD + position.lane];
         }
         if (HAS_NORM) {
-            for (uint g = 0; g < place.num_slices * ROW_GROUPS; ++g) {
-                sum_of_squares += scratch[g * RECORD + N + place.lane % COLUMNS];
+            for (uint g = 0; g < position.num_slices * ROW_GROUPS; ++g) {
+                sum_of_squares += scratch[g * RECORD + N + position.lane % COLUMNS];
             }
         }
     }
     return result;
 }
 
-// The activations that a slice goes through.
+// The activations that a slice reads.
 template <int COLUMNS>
 inline Activations<COLUMNS> activations(
     constant MatvecArgs& a,
-    Part part,
+    Problem problem,
     device const float* x,
     device const float* norm,
     device const uint* rows
@@ -411,57 +411,57 @@ inline Activations<COLUMNS> activations(
     from.num_fours = 4 * a.num_units;
 #pragma clang loop unroll(full)
     for (int c = 0; c < COLUMNS; ++c) {
-        const uint column = min(uint(c), part.num_rows - 1);
-        const uint row = IS_GROUPED ? row_at(rows, a.gathers, part.first_place + column) : column;
-        from.begins[c] = part.x_offset + row * a.x_stride;
+        const uint column = min(uint(c), problem.num_rows - 1);
+        const uint row = IS_GROUPED ? row_at(rows, a.gathers, problem.first_slot + column) : column;
+        from.begins[c] = problem.x_offset + row * a.x_stride;
     }
     return from;
 }
 
-// The first of the chunks of a slice in threadgroup memory.
+// The first chunk buffer of a slice in threadgroup memory.
 template <typename F, int COLUMNS>
 inline void stage_first(
     thread const Activations<COLUMNS>& from,
-    Place place,
+    SimdgroupPosition position,
     threadgroup float* own_memory,
     thread float (&squares)[COLUMNS]
 ) {
-    const uint thread_index = place.group % ROW_GROUPS * LANES + place.lane;
+    const uint thread_index = position.group % ROW_GROUPS * LANES + position.lane;
     Fours<COLUMNS> fours;
-    fetch(from, place.group / ROW_GROUPS * CHUNK_FOURS + thread_index, fours);
+    fetch(from, position.group / ROW_GROUPS * CHUNK_FOURS + thread_index, fours);
     put<F, COLUMNS>(fours, thread_index, own_memory, squares);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-// The sums of each of a simdgroup's rows with each column, over a lane's share of all chunks of its slice: those of row
-// `r` are at `r * COLUMNS`.
+// Dot products of a simdgroup's rows with each column, as the lane's partial sums over all chunks of its slice: row `r`
+// is at `r * COLUMNS`.
 template <typename F, int ROWS, int MATRICES, int COLUMNS>
 inline void accumulate(
     thread const Source<ROWS, MATRICES>& from,
     thread const Activations<COLUMNS>& x_from,
     threadgroup float* memory,
-    Place place,
+    SimdgroupPosition position,
     thread float (&values)[ROWS * COLUMNS],
     thread float (&squares)[COLUMNS]
 ) {
     constexpr uint BUFFERS = num_buffers<COLUMNS>();
-    const uint slice = place.group / ROW_GROUPS;
-    const uint thread_index = place.group % ROW_GROUPS * LANES + place.lane;
+    const uint slice = position.group / ROW_GROUPS;
+    const uint thread_index = position.group % ROW_GROUPS * LANES + position.lane;
     threadgroup float* own_memory = memory + slice * BUFFERS * COLUMNS * CHUNK_FLOATS;
     float total[ROWS][COLUMNS] = {};
     Chunk<F, ROWS> weights;
-    load_chunk(from, slice * CHUNK_UNITS, place.lane, weights);
-    stage_first<F, COLUMNS>(x_from, place, own_memory, squares);
+    load_chunk(from, slice * CHUNK_UNITS, position.lane, weights);
+    stage_first<F, COLUMNS>(x_from, position, own_memory, squares);
     uint buffer = 0;
-    for (uint first = 0; first * CHUNK_UNITS < from.num_units; first += place.num_slices) {
-        const uint next = first + slice + place.num_slices;
+    for (uint first = 0; first * CHUNK_UNITS < from.num_units; first += position.num_slices) {
+        const uint next = first + slice + position.num_slices;
         Chunk<F, ROWS> following;
-        load_chunk(from, next * CHUNK_UNITS, place.lane, following);
+        load_chunk(from, next * CHUNK_UNITS, position.lane, following);
         Fours<COLUMNS> fours;
         fetch(x_from, next * CHUNK_FOURS + thread_index, fours);
-        // The chunks may not go up evenly. Past the last unit of the last one there are zeros to multiply with.
+        // The last chunk may be incomplete. Zeros are multiplied past its last unit.
         if ((first + slice) * CHUNK_UNITS < from.num_units) {
-            multiply_chunk(weights, own_memory + buffer * COLUMNS * CHUNK_FLOATS, place.lane, total);
+            multiply_chunk(weights, own_memory + buffer * COLUMNS * CHUNK_FLOATS, position.lane, total);
         }
         weights = following;
         buffer = BUFFERS - 1 - buffer;
@@ -477,7 +477,7 @@ inline void accumulate(
     }
 }
 
-// The part of a kernel that computes one matrix. Threads below ROWS·COLUMNS of a simdgroup write the results.
+// Computes one matrix. Threads below ROWS·COLUMNS of a simdgroup write the results.
 template <typename F, int ROWS, int COLUMNS>
 inline void multiply(
     constant MatvecArgs& a,
@@ -490,31 +490,31 @@ inline void multiply(
     device const uint* rows,
     threadgroup float* memory,
     uint threadgroup_index,
-    Part part,
-    Place place
+    Problem problem,
+    SimdgroupPosition position
 ) {
-    const uint row_group = place.group % ROW_GROUPS;
+    const uint row_group = position.group % ROW_GROUPS;
     const uint first_row = ((threadgroup_index - matrix.first_group) * ROW_GROUPS + row_group) * ROWS;
-    const Source<ROWS, 1> from = source<ROWS, 1>(a, matrix, weights, weights, part.matrix, first_row, place.lane);
+    const Source<ROWS, 1> from = source<ROWS, 1>(a, matrix, weights, weights, problem.matrix, first_row, position.lane);
     float values[ROWS * COLUMNS];
     float squares[COLUMNS] = {};
-    const Activations<COLUMNS> x_from = activations<COLUMNS>(a, part, x, norm, rows);
-    accumulate<F, ROWS, 1, COLUMNS>(from, x_from, memory, place, values, squares);
+    const Activations<COLUMNS> x_from = activations<COLUMNS>(a, problem, x, norm, rows);
+    accumulate<F, ROWS, 1, COLUMNS>(from, x_from, memory, position, values, squares);
     float sum_of_squares;
-    const float sum = reduce<ROWS * COLUMNS, COLUMNS>(values, squares, memory, place, sum_of_squares);
-    const uint column = place.lane % COLUMNS;
-    const uint row = first_row + place.lane / COLUMNS;
-    const bool is_first_slice = place.group < ROW_GROUPS;
-    if (!is_first_slice || place.lane >= uint(ROWS * COLUMNS) || row >= matrix.num_rows || column >= part.num_rows) {
+    const float sum = reduce<ROWS * COLUMNS, COLUMNS>(values, squares, memory, position, sum_of_squares);
+    const uint column = position.lane % COLUMNS;
+    const uint row = first_row + position.lane / COLUMNS;
+    const bool is_first_slice = position.group < ROW_GROUPS;
+    if (!is_first_slice || position.lane >= uint(ROWS * COLUMNS) || row >= matrix.num_rows || column >= problem.num_rows) {
         return;
     }
-    device float* target = out + part.out_offset + column * a.out_stride + matrix.out_offset + row;
+    device float* target = out + problem.out_offset + column * a.out_stride + matrix.out_offset + row;
     const float factor = HAS_NORM ? rsqrt(sum_of_squares / float(16 * a.num_units) + a.eps) : 1.0f;
     const float others = (HAS_BIAS ? bias[row] : 0.0f) + (ADDS ? *target : 0.0f);
     *target = fma(sum, factor, others);
 }
 
-// Up to three matrices of one format, whose results lie side by side.
+// Up to three matrices of one format, whose results are adjacent.
 template <typename F, int ROWS, int COLUMNS>
 [[kernel]] void matvec(
     constant MatvecArgs& a [[buffer(0)]],
@@ -535,9 +535,9 @@ template <typename F, int ROWS, int COLUMNS>
     uint group [[simdgroup_index_in_threadgroup]],
     uint num_groups [[simdgroups_per_threadgroup]]
 ) {
-    const Place place = { lane, group, num_groups / ROW_GROUPS };
-    const Part part = part_of(a, groups, grid_index.y);
-    if (IS_GROUPED && part.num_rows == 0) {
+    const SimdgroupPosition position = { lane, group, num_groups / ROW_GROUPS };
+    const Problem problem = problem_of(a, groups, grid_index.y);
+    if (IS_GROUPED && problem.num_rows == 0) {
         return;
     }
     const uint index = grid_index.x;
@@ -545,11 +545,11 @@ template <typename F, int ROWS, int COLUMNS>
     device const uchar* weights = m == 0 ? weights0 : m == 1 ? weights1 : weights2;
     device const float* bias = m == 0 ? bias0 : m == 1 ? bias1 : bias2;
     multiply<F, ROWS, COLUMNS>(
-        a, a.matrices[m], weights, x, norm, bias, out, rows, memory, index, part, place
+        a, a.matrices[m], weights, x, norm, bias, out, rows, memory, index, problem, position
     );
 }
 
-// The same if the last matrix has another format, as the values of many Q4_K files have.
+// The same if the last matrix has another format, as V has in many Q4_K files.
 template <typename F, typename LAST, int ROWS, int COLUMNS>
 [[kernel]] void matvec_mixed(
     constant MatvecArgs& a [[buffer(0)]],
@@ -570,9 +570,9 @@ template <typename F, typename LAST, int ROWS, int COLUMNS>
     uint group [[simdgroup_index_in_threadgroup]],
     uint num_groups [[simdgroups_per_threadgroup]]
 ) {
-    const Place place = { lane, group, num_groups / ROW_GROUPS };
-    const Part part = part_of(a, groups, grid_index.y);
-    if (IS_GROUPED && part.num_rows == 0) {
+    const SimdgroupPosition position = { lane, group, num_groups / ROW_GROUPS };
+    const Problem problem = problem_of(a, groups, grid_index.y);
+    if (IS_GROUPED && problem.num_rows == 0) {
         return;
     }
     const uint index = grid_index.x;
@@ -580,11 +580,11 @@ template <typename F, typename LAST, int ROWS, int COLUMNS>
         const uint m = index < a.matrices[1].first_group ? 0 : 1;
         multiply<F, ROWS, COLUMNS>(
             a, a.matrices[m], m == 0 ? weights0 : weights1, x, norm, m == 0 ? bias0 : bias1, out, rows, memory, index,
-            part, place
+            problem, position
         );
     } else {
         multiply<LAST, ROWS, COLUMNS>(
-            a, a.matrices[2], weights2, x, norm, bias2, out, rows, memory, index, part, place
+            a, a.matrices[2], weights2, x, norm, bias2, out, rows, memory, index, problem, position
         );
     }
 }
@@ -606,31 +606,31 @@ template <typename F, int ROWS, int COLUMNS>
     uint group [[simdgroup_index_in_threadgroup]],
     uint num_groups [[simdgroups_per_threadgroup]]
 ) {
-    const Place place = { lane, group, num_groups / ROW_GROUPS };
-    const Part part = part_of(a, groups, grid_index.y);
-    if (IS_GROUPED && part.num_rows == 0) {
+    const SimdgroupPosition position = { lane, group, num_groups / ROW_GROUPS };
+    const Problem problem = problem_of(a, groups, grid_index.y);
+    if (IS_GROUPED && problem.num_rows == 0) {
         return;
     }
     const uint index = grid_index.x;
     const uint first_row = (index * ROW_GROUPS + group % ROW_GROUPS) * ROWS;
     const Source<2 * ROWS, 2> from =
-        source<2 * ROWS, 2>(a, a.matrices[0], gate_weights, up_weights, part.matrix, first_row, lane);
+        source<2 * ROWS, 2>(a, a.matrices[0], gate_weights, up_weights, problem.matrix, first_row, lane);
     constexpr int SIZE = ROWS * COLUMNS;
     float values[2 * SIZE];
     float squares[COLUMNS] = {};
-    const Activations<COLUMNS> x_from = activations<COLUMNS>(a, part, x, norm, rows);
-    accumulate<F, 2 * ROWS, 2, COLUMNS>(from, x_from, memory, place, values, squares);
+    const Activations<COLUMNS> x_from = activations<COLUMNS>(a, problem, x, norm, rows);
+    accumulate<F, 2 * ROWS, 2, COLUMNS>(from, x_from, memory, position, values, squares);
     float sum_of_squares;
-    const float sum = reduce<2 * SIZE, COLUMNS>(values, squares, memory, place, sum_of_squares);
+    const float sum = reduce<2 * SIZE, COLUMNS>(values, squares, memory, position, sum_of_squares);
     const float up_sum = simd_shuffle(sum, ushort((lane + SIZE) % LANES));
     const uint column = lane % COLUMNS;
     const uint row = first_row + lane / COLUMNS;
-    if (group >= ROW_GROUPS || lane >= uint(SIZE) || row >= a.matrices[0].num_rows || column >= part.num_rows) {
+    if (group >= ROW_GROUPS || lane >= uint(SIZE) || row >= a.matrices[0].num_rows || column >= problem.num_rows) {
         return;
     }
     const float factor = rsqrt(sum_of_squares / float(16 * a.num_units) + a.eps);
     const float gated = sum * factor;
-    out[part.out_offset + column * a.out_stride + row] = gated / (1.0f + exp(-gated)) * (up_sum * factor);
+    out[problem.out_offset + column * a.out_stride + row] = gated / (1.0f + exp(-gated)) * (up_sum * factor);
 }
 
 #define MATVEC(F, ROWS, COLUMNS) INSTANCE(matvec_##F##_##COLUMNS, matvec, F, ROWS, COLUMNS)

@@ -1,13 +1,13 @@
 // Attention of one token for each sequence over the paged cache.
 //
-// The context of a sequence is cut at fixed positions, so that neither the batch nor the device's load shows in a
-// result. A threadgroup takes one piece of one sequence for one key head and all of its query heads: keys and values
-// are read once for the group. First come the scores of all keys of the piece, in threadgroup memory; then their
-// softmax; then the sums of values. So a thread holds queries or sums in its registers, not both. If there is more
-// than one piece, a second kernel merges them.
+// The context of a sequence is split at fixed positions, so that a result depends neither on the batch nor on the
+// device's load. A threadgroup takes one KV split of one sequence for one key head and all of its query heads: keys and
+// values are read once for the group. It computes the scores of all keys of the split in threadgroup memory, then their
+// softmax, then the weighted sums of values, so a thread holds either queries or sums in its registers. With several KV
+// splits, a second kernel merges them.
 //
-// Eight values of a key are in one lane, so that a simdgroup reads LANES / LANES_PER_KEY keys at once; the lanes of a
-// key add up its scores. Scores are exponents of two: the logarithm is part of `scale`.
+// A lane has eight values of a key, so a simdgroup reads LANES / LANES_PER_KEY keys at once; the lanes of a key reduce
+// its score. Scores are exponents of two: `scale` includes the logarithm.
 
 #include "kv_cache.h"
 #include "softmax.h"
@@ -18,30 +18,30 @@ constant bool HAS_SOFT_CAP [[function_constant(1)]];
 struct PagedAttentionArgs {
     Pages pages;
     uint num_heads;
-    uint q_stride;    // values from one token's queries to the next
-    uint piece_size;  // positions of a piece, a multiple of 32
-    uint num_pieces;  // of the longest sequence
+    uint q_stride;    // stride of tokens' queries, in values
+    uint split_size;  // positions of a KV split, a multiple of 32
+    uint num_splits;  // of the longest sequence
     uint window;      // positions that a token attends to, itself included
-    uint num_slices;  // simdgroups that share the keys of a piece
+    uint num_slices;  // simdgroups that share the keys of a KV split
     float scale;      // of scores, times log2(e)
     float soft_cap;   // on scores, times log2(e), if there is one
 };
 
 constant constexpr int TILE = 32;
-// Reads that a lane has under way.
+// Reads that a lane has in flight.
 constant constexpr int BATCH = 4;
 // Values of a head that a lane merges.
 constant constexpr int MERGED = 4;
 
-// What a simdgroup reads of the cache, in tiles of 32 positions, every `step` tiles from `tile` on.
+// The tiles of 32 positions that a simdgroup reads: every `step`-th one from `tile` on.
 struct Slice {
-    uint begin;  // positions that count
+    uint begin;  // positions to attend to
     uint end;
     uint tile;
     uint step;
 };
 
-// The row of the cache for each lane's position of a tile; positions that do not count give the row of one that does.
+// The cache row of each lane's position of a tile; positions outside give the row of one inside.
 inline uint row_of_lane(
     constant Pages& pages, device const uint* block_table, uint kv_head, Slice slice, uint tile, uint lane
 ) {
@@ -49,7 +49,8 @@ inline uint row_of_lane(
     return row_of(pages, block_table, kv_head, position);
 }
 
-// Reads eight values of BATCH rows. `row` is what `row_of_lane` gave, `first` the place of the first row in the tile.
+// Reads eight values of BATCH rows. `row` is the result of `row_of_lane`, `first` the index of the first row in the
+// tile.
 template <typename KV, int LANES_PER_KEY>
 inline void read_batch(
     constant Pages& pages,
@@ -68,7 +69,7 @@ inline void read_batch(
     }
 }
 
-// HEADS is how many query heads a simdgroup takes; a group of more is shared among simdgroups.
+// HEADS is the number of query heads per simdgroup; a larger group is divided among simdgroups.
 template <typename KV, int HEADS, int LANES_PER_KEY>
 [[kernel]] void paged_attention(
     constant PagedAttentionArgs& a [[buffer(0)]],
@@ -78,7 +79,7 @@ template <typename KV, int HEADS, int LANES_PER_KEY>
     device const uint* block_tables [[buffer(4)]],
     device const DecodeRow* rows [[buffer(5)]],
     device float* out [[buffer(6)]],       // [token, head, head_dim]
-    device float* partials [[buffer(7)]],  // [row, head, piece, head_dim + 2]
+    device float* partials [[buffer(7)]],  // [row, head, split, head_dim + 2]
     device const float* sinks [[buffer(8)]],  // [head]
     threadgroup float* memory [[threadgroup(0)]],
     uint3 index [[threadgroup_position_in_grid]],
@@ -88,15 +89,15 @@ template <typename KV, int HEADS, int LANES_PER_KEY>
     uint num_groups [[simdgroups_per_threadgroup]]
 ) {
     constexpr uint KEYS_AT_ONCE = LANES / LANES_PER_KEY;
-    const uint piece = index.x;
+    const uint split = index.x;
     const uint kv_head = index.y;
     const uint token = rows[index.z].token;
     const uint seq_len = rows[index.z].seq_len;
     const uint window_start = seq_len > a.window ? seq_len - a.window : 0;
-    const uint piece_start = piece * a.piece_size;
+    const uint split_start = split * a.split_size;
     Slice slice;
-    slice.begin = max(piece_start, window_start);
-    slice.end = min(piece_start + a.piece_size, seq_len);
+    slice.begin = max(split_start, window_start);
+    slice.end = min(split_start + a.split_size, seq_len);
     if (slice.begin >= slice.end) {
         return;
     }
@@ -109,14 +110,14 @@ template <typename KV, int HEADS, int LANES_PER_KEY>
     device const uint* block_table = block_tables + rows[index.z].table_start;
     const uint first_value = lane % LANES_PER_KEY * 8;
     const bool has_values = first_value < head_dim;
-    // Lanes without values read the first ones and multiply them with zeros.
+    // Lanes without values read the first ones and multiply them by zeros.
     const uint offset = has_values ? first_value : 0;
 
-    // Maximum and sum of each head; then the scores, [chunk][position in the piece][head of the chunk].
+    // Maximum and sum of each head; then the scores, [chunk][position in the KV split][head of the chunk].
     threadgroup float* maxima = memory;
     threadgroup float* sums = memory + num_padded_heads;
     threadgroup float* scores = memory + 2 * num_padded_heads;
-    threadgroup float* own_scores = scores + chunk * a.piece_size * HEADS;
+    threadgroup float* own_scores = scores + chunk * a.split_size * HEADS;
 
     float queries[HEADS][8];
 #pragma clang loop unroll(full)
@@ -154,7 +155,7 @@ template <typename KV, int HEADS, int LANES_PER_KEY>
                 if (first_value == 0 && key < TILE) {
 #pragma clang loop unroll(full)
                     for (int h = 0; h < HEADS; ++h) {
-                        own_scores[(tile * TILE + key - piece_start) * HEADS + h] =
+                        own_scores[(tile * TILE + key - split_start) * HEADS + h] =
                             HAS_SOFT_CAP ? capped(own[h], a.soft_cap) : own[h];
                     }
                 }
@@ -163,22 +164,22 @@ template <typename KV, int HEADS, int LANES_PER_KEY>
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    // Softmax: a simdgroup takes every so many heads.
+    // Softmax: a simdgroup has every n-th head.
     for (uint head = group; head < num_padded_heads; head += num_groups) {
-        threadgroup float* head_scores = scores + head / HEADS * a.piece_size * HEADS + head % HEADS;
+        threadgroup float* head_scores = scores + head / HEADS * a.split_size * HEADS + head % HEADS;
         float maximum = LOWEST;
         for (uint position = slice.begin + lane; position < slice.end; position += LANES) {
-            maximum = max(maximum, head_scores[(position - piece_start) * HEADS]);
+            maximum = max(maximum, head_scores[(position - split_start) * HEADS]);
         }
         maximum = simd_max(maximum);
         float sum = 0.0f;
         for (uint position = slice.begin + lane; position < slice.end; position += LANES) {
-            const float weight = fast::exp2(head_scores[(position - piece_start) * HEADS] - maximum);
-            head_scores[(position - piece_start) * HEADS] = weight;
+            const float weight = fast::exp2(head_scores[(position - split_start) * HEADS] - maximum);
+            head_scores[(position - split_start) * HEADS] = weight;
             sum += weight;
         }
         sum = simd_sum(sum);
-        if (HAS_SINKS && a.num_pieces == 1) {
+        if (HAS_SINKS && a.num_splits == 1) {
             const uint own_head = min(head, heads_per_kv_head - 1);
             sum = with_sink(sum, maximum, sinks[kv_head * heads_per_kv_head + own_head]);
         }
@@ -206,7 +207,7 @@ template <typename KV, int HEADS, int LANES_PER_KEY>
                 const bool counts = key < TILE && position >= slice.begin && position < slice.end;
 #pragma clang loop unroll(full)
                 for (int h = 0; h < HEADS; ++h) {
-                    const float weight = counts ? own_scores[(position - piece_start) * HEADS + h] : 0.0f;
+                    const float weight = counts ? own_scores[(position - split_start) * HEADS + h] : 0.0f;
 #pragma clang loop unroll(full)
                     for (int d = 0; d < 8; ++d) {
                         values[h][d] = fma(weight, v[d], values[h][d]);
@@ -215,7 +216,7 @@ template <typename KV, int HEADS, int LANES_PER_KEY>
             }
         }
     }
-    // The keys of a simdgroup that different lanes have, then those of different simdgroups.
+    // Reduces over the lanes of a simdgroup that have different keys, then over simdgroups.
 #pragma clang loop unroll(full)
     for (int h = 0; h < HEADS; ++h) {
 #pragma clang loop unroll(full)
@@ -245,10 +246,10 @@ template <typename KV, int HEADS, int LANES_PER_KEY>
             value += scores[source * head_dim + d];
         }
         const uint head = kv_head * heads_per_kv_head + own_head;
-        if (a.num_pieces == 1) {
+        if (a.num_splits == 1) {
             out[(ulong(token) * a.num_heads + head) * head_dim + d] = value / sums[own_head];
         } else {
-            const ulong record = (ulong(index.z) * a.num_heads + head) * a.num_pieces + piece;
+            const ulong record = (ulong(index.z) * a.num_heads + head) * a.num_splits + split;
             device float* target = partials + record * (head_dim + 2);
             target[2 + d] = value;
             if (d == 0) {
@@ -269,8 +270,8 @@ HEAD_COUNTS(bf16, bfloat)
 HEAD_COUNTS(f32, float)
 HEAD_COUNTS(q8_0, Code)
 
-// Merges the pieces of a sequence: values in their order, sums by lanes. A simdgroup has MERGED · LANES values of a
-// head.
+// Merges the KV splits of a sequence: values in the order of splits, sums across lanes. A simdgroup has MERGED · LANES
+// values of a head.
 [[kernel]] void paged_attention_merge(
     constant PagedAttentionArgs& a [[buffer(0)]],
     device const DecodeRow* rows [[buffer(1)]],
@@ -285,27 +286,27 @@ HEAD_COUNTS(q8_0, Code)
     const uint head_dim = a.pages.head_dim;
     const uint record = head_dim + 2;
     const uint window_start = seq_len > a.window ? seq_len - a.window : 0;
-    const uint first = window_start / a.piece_size;
-    const uint last = (seq_len - 1) / a.piece_size;
-    device const float* records = partials + (ulong(index.y) * a.num_heads + head) * a.num_pieces * record;
-    // A lane for each piece, or for every LANES-th one.
+    const uint first = window_start / a.split_size;
+    const uint last = (seq_len - 1) / a.split_size;
+    device const float* records = partials + (ulong(index.y) * a.num_heads + head) * a.num_splits * record;
+    // A lane for each split, or for every LANES-th one.
     float own_maximum = LOWEST;
-    for (uint piece = first + lane; piece <= last; piece += LANES) {
-        own_maximum = max(own_maximum, records[piece * record]);
+    for (uint split = first + lane; split <= last; split += LANES) {
+        own_maximum = max(own_maximum, records[split * record]);
     }
     const float maximum = simd_max(own_maximum);
     float own_sum = 0.0f;
-    for (uint piece = first + lane; piece <= last; piece += LANES) {
-        own_sum += records[piece * record + 1] * fast::exp2(records[piece * record] - maximum);
+    for (uint split = first + lane; split <= last; split += LANES) {
+        own_sum += records[split * record + 1] * fast::exp2(records[split * record] - maximum);
     }
-    const float sum_of_pieces = simd_sum(own_sum);
-    const float sum = HAS_SINKS ? with_sink(sum_of_pieces, maximum, sinks[head]) : sum_of_pieces;
+    const float sum_of_splits = simd_sum(own_sum);
+    const float sum = HAS_SINKS ? with_sink(sum_of_splits, maximum, sinks[head]) : sum_of_splits;
     float values[MERGED] = {};
     for (uint start = first; start <= last; start += LANES) {
-        const uint num_pieces = min(last + 1 - start, uint(LANES));
+        const uint num_splits = min(last + 1 - start, uint(LANES));
         const float own_weight =
-            lane < num_pieces ? fast::exp2(records[(start + lane) * record] - maximum) : 0.0f;
-        for (uint i = 0; i < num_pieces; ++i) {
+            lane < num_splits ? fast::exp2(records[(start + lane) * record] - maximum) : 0.0f;
+        for (uint i = 0; i < num_splits; ++i) {
             const float weight = simd_shuffle(own_weight, ushort(i));
             device const float* own = records + (start + i) * record + 2;
 #pragma clang loop unroll(full)

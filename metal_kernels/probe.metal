@@ -1,6 +1,5 @@
-// What the kernels take for granted of a GPU and of its compiler, tried by itself, so that a device that is different
-// is told apart from a kernel that is wrong. Each thread computes one value from bits in memory, which no compiler
-// knows beforehand.
+// Checks the kernels' assumptions about the GPU and its compiler one by one, so that a different device is
+// distinguished from a wrong kernel. Each thread computes one value from bits in memory, which no compiler can fold.
 
 #include "matrices.h"
 
@@ -45,8 +44,8 @@ PROBE(exp2, as_type<uint>(fast::exp2(number(bits))))
 PROBE(exp, as_type<uint>(exp(number(bits))))
 PROBE(silu, as_type<uint>(number(bits) / (1.0f + exp(-number(bits)))))
 
-// out = 1024 · in, by way of a product of matrices of halves and floats: eight rows of eight halves, in the low bits
-// of words.
+// out = 1024 · in, computed as a matmul of half and float matrices: eight rows of eight halves, in the low bits of
+// words.
 [[kernel]] void probe_matrices(
     constant ProbeArgs& a [[buffer(0)]],
     device const uint* in [[buffer(1)]],
@@ -79,8 +78,8 @@ PROBE(silu, as_type<uint>(number(bits) / (1.0f + exp(-number(bits)))))
     }
 }
 
-// out = in, by way of matrices whose lanes give their own values back: eight rows of eight floats, of which every
-// other matrix is one of halves.
+// out = in, by matrices whose lanes read their own values back: eight rows of eight floats; every other matrix is of
+// halves.
 [[kernel]] void probe_cells(
     constant ProbeArgs& a [[buffer(0)]],
     device const uint* in [[buffer(1)]],

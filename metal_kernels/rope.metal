@@ -1,7 +1,7 @@
-// Between the projections and attention: norms of heads, rotation, and the way into the cache.
+// Norms of heads, rotation and the write to the cache, between the projections and attention.
 //
-// One simdgroup for each head of each token, those of some heads in a threadgroup. Queries and keys are rotated where they
-// are; keys and values go from there to their slot of the cache.
+// One simdgroup for each head of each token, several in a threadgroup. Queries and keys are rotated in place; keys and
+// values are then written to their slot of the cache.
 
 #include "kv_cache.h"
 #include "rope.h"
@@ -46,27 +46,27 @@ template <typename KV>
         if (HAS_NORMS) {
             float squares = 0.0f;
             for (uint pair = lane; pair < num_pairs; pair += LANES) {
-                squares = add_squares(pair_at(values, places_of(a.rotation, pair)), squares);
+                squares = add_squares(pair_at(values, indices_of(a.rotation, pair)), squares);
             }
             factor = factor_of(a.rotation, squares);
         }
         device const float* angles = angles_at(a.rotation, table, positions[token]);
         const float scale = is_query ? query_factor(a.rotation, angles) : 1.0f;
         for (uint pair = lane; pair < num_pairs; pair += LANES) {
-            const uint2 places = places_of(a.rotation, pair);
-            float2 own = pair_at(values, places);
+            const uint2 indices = indices_of(a.rotation, pair);
+            float2 own = pair_at(values, indices);
             if (HAS_NORMS) {
-                own = normed(own, factor, pair_at(norm, places));
+                own = normed(own, factor, pair_at(norm, indices));
             }
             own = rotated(own, turn_of(a.rotation, angles, pair)) * scale;
-            values[places.x] = own.x;
-            values[places.y] = own.y;
+            values[indices.x] = own.x;
+            values[indices.y] = own.y;
         }
     }
     if (is_query) {
         return;
     }
-    // A lane puts into the cache what others have rotated.
+    // A lane writes values that others have rotated.
     simdgroup_barrier(mem_flags::mem_device);
     const uint row = row_of_slot(a.pages, (head - a.num_heads) % num_kv_heads, slots[token]);
     device KV* cache = is_value ? v_cache : k_cache;

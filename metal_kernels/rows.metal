@@ -1,4 +1,4 @@
-// Moving rows: embeddings in, wanted rows forward, blocks of the cache; and what is between products where none does it.
+// Row operations: embedding, gathering rows, copying blocks of the cache; and norms and gates that no matmul fuses.
 
 #include "formats.h"
 #include "gated.h"
@@ -10,8 +10,8 @@ struct EmbedArgs {
     float scale;
 };
 
-// out[i] = scale · table[token_ids[i]]. A thread decodes a unit. A token that is none, which a row that has failed
-// carries along, is embedded as zeros.
+// out[i] = scale · table[token_ids[i]]. A thread decodes a unit. An invalid token, which a failed row passes on, is
+// embedded as zeros.
 template <typename F>
 [[kernel]] void embed(
     constant EmbedArgs& a [[buffer(0)]],
@@ -72,8 +72,8 @@ struct GatherArgs {
     uint width;
 };
 
-// x[i] = x[rows[i]] for ascending rows, in place. A thread moves one column, from the first row to the last, so
-// that nothing is overwritten that is still needed.
+// x[i] = x[rows[i]] for ascending rows, in place. A thread moves one column, from the first row to the last, so that no
+// row is overwritten before it is read.
 [[kernel]] void gather_rows(
     constant GatherArgs& a [[buffer(0)]],
     device const uint* rows [[buffer(1)]],
@@ -94,7 +94,7 @@ struct SiluMulArgs {
     uint num_values;
 };
 
-// gate = silu(gate) · up, for matrices of two formats, which no product fuses.
+// gate = silu(gate) · up, for matrices of two formats, which no matmul fuses.
 [[kernel]] void silu_mul(
     constant SiluMulArgs& a [[buffer(0)]],
     device const float* up [[buffer(1)]],
@@ -109,8 +109,8 @@ struct SiluMulArgs {
 }
 
 struct GatedArgs {
-    uint width;  // of a half
-    GatedForm form;
+    uint width;  // of one half
+    GatedFormula formula;
 };
 
 // out = activation(gate, up).
@@ -126,10 +126,10 @@ struct GatedArgs {
         return;
     }
     device const float* own = halves + ulong(index.y) * 2 * a.width + i;
-    out[ulong(index.y) * a.width + i] = gated_value(a.form, own[0], own[a.width]);
+    out[ulong(index.y) * a.width + i] = gated_value(a.formula, own[0], own[a.width]);
 }
 
-// 1 / √(mean(x²) + eps) of a row, for all threads of the threadgroup that has it.
+// 1 / √(mean(x²) + eps) of a row, for all threads of its threadgroup.
 inline float norm_factor(
     device const float* own,
     uint width,
@@ -163,7 +163,7 @@ struct NormResidualArgs {
     float eps;
 };
 
-// x += norm(y). A threadgroup has a row.
+// x += norm(y), one threadgroup per row.
 [[kernel]] void norm_residual(
     constant NormResidualArgs& a [[buffer(0)]],
     device const float* y [[buffer(1)]],
@@ -189,11 +189,11 @@ struct NormPartArgs {
     uint len;           // of the norm
     float inverse_len;
     float eps;
-    uint first;         // value of a row that is normalised
+    uint first;         // first value of a row to normalise
     uint width;         // of a row
 };
 
-// x = norm(x) for a part of each row. A threadgroup has a row.
+// x = norm(x) for a range of each row, one threadgroup per row.
 [[kernel]] void norm_part(
     constant NormPartArgs& a [[buffer(0)]],
     device const float* weight [[buffer(1)]],

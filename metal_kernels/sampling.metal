@@ -1,26 +1,26 @@
 // Choosing a token from the logits of each row, as the host's sampler does: bias, banned tokens, penalties,
 // temperature, min-p, top-k, top-p and a draw from a counter-based generator.
 //
-// One threadgroup for each row. The vocabulary is cut into 32 contiguous parts, so that sums over parts are also the
-// beginnings of the parts in the draw. A simdgroup has one part or, on a device that allows fewer threads, every so
-// many: what is added to what is the same for any number of threads. Tokens are ranked by weight and then by id.
+// One threadgroup for each row. The vocabulary is divided into 32 contiguous segments, so that sums over segments are
+// also prefix sums for the draw. A simdgroup has one segment or, on a device that allows fewer threads, every n-th
+// segment: the order of additions is the same for any number of threads. Tokens are ranked by weight and then by id.
 // Thresholds are found by the bits of weights, which are ordered like the weights: each of three passes over the row
-// counts the values of the next ten bits. What is added up there are whole numbers, in whatever order threads come.
+// counts the values of the next ten bits. The passes add integers, so the order of threads does not matter.
 
-// One simdgroup for each part.
+// One simdgroup for each segment.
 #define MAX_THREADS 1024
 #include "threads.h"
 
 struct SampleArgs {
     uint vocab_size;
     uint num_rows;
-    uint step;  // of a multi-step: how many tokens each row has sampled before
+    uint step;  // in a multi-step launch: the number of tokens that each row has sampled before
 };
 
 // The parameters of a row.
 struct SampleRow {
-    float inverse_temperature;  // 0: the most likely token
-    uint top_k;                 // 0: all
+    float inverse_temperature;  // 0: greedy
+    uint top_k;                 // 0: no limit
     float top_p;
     float min_p;
     float repetition_penalty;
@@ -30,7 +30,7 @@ struct SampleRow {
     uint seed_high;
     uint stream;
     uint num_output_tokens;     // before the first step
-    uint min_tokens;            // banned tokens are banned below it
+    uint min_tokens;            // banned tokens may appear from this number on
     uint history_start;
     uint history_len;
     uint bias_start;
@@ -52,21 +52,21 @@ struct Bias {
 
 constant constexpr uint NO_TOKEN = 0xFFFFFFFFu;
 constant constexpr uint MINUS_INFINITY = 0xFF800000u;
-constant constexpr uint NUM_PARTS = 32;
+constant constexpr uint NUM_SEGMENTS = 32;
 
-// Tokens that a lane reads before it does anything with them, where what it does keeps the next read from beginning.
+// Tokens that a lane loads before it uses them, where their use would delay the next load.
 constant constexpr int BATCH = 4;
-// The same where a lane only compares them, which leaves registers for more.
+// The same where a lane only compares them, which takes fewer registers.
 constant constexpr int READS = 8;
 
-// Bits of a weight that a pass tells apart. Three times as many are all that a weight has, since none is above 1.0.
+// Bits of a weight that a pass distinguishes. Three passes cover all bits of a weight, since none is above 1.0.
 constant constexpr int DIGIT_BITS = 10;
 constant constexpr uint NUM_BINS = 1u << DIGIT_BITS;
 
-// A thousand threads leave few registers for each: loops over parts and bins are not unrolled.
+// With a thousand threads, each has few registers: loops over segments and bins are not unrolled.
 
-// What a thread is in its threadgroup.
-struct Place {
+// The thread's indices in its threadgroup.
+struct ThreadPosition {
     uint thread_index;
     uint num_threads;
     uint lane;
@@ -74,51 +74,51 @@ struct Place {
     uint num_groups;
 };
 
-// Bits that are ordered like the floats, also the infinite ones. Comparisons of floats would be compiled as if
-// there were none.
+// Bits that are ordered like the floats, including infinities. A compiler with fast math may assume that floats are
+// finite.
 inline uint ordered(uint bits) {
     return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-inline uint maximum_of_all(uint value, threadgroup uint* scratch, Place place) {
+inline uint maximum_of_all(uint value, threadgroup uint* scratch, ThreadPosition position) {
     value = simd_max(value);
-    if (place.lane == 0) {
-        scratch[place.group] = value;
+    if (position.lane == 0) {
+        scratch[position.group] = value;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     uint result = 0;
-    for (uint g = 0; g < place.num_groups; ++g) {
+    for (uint g = 0; g < position.num_groups; ++g) {
         result = max(result, scratch[g]);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     return result;
 }
 
-inline uint minimum_of_all(uint value, threadgroup uint* scratch, Place place) {
-    return ~maximum_of_all(~value, scratch, place);
+inline uint minimum_of_all(uint value, threadgroup uint* scratch, ThreadPosition position) {
+    return ~maximum_of_all(~value, scratch, position);
 }
 
-// The tokens of a part, of which a lane takes every 32nd.
+// The tokens of a segment; a lane has every 32nd.
 struct Range {
     uint begin;
     uint end;
 };
 
-inline Range range_of(uint vocab_size, uint part) {
-    const uint len = (vocab_size + NUM_PARTS * LANES - 1) / (NUM_PARTS * LANES) * LANES;
+inline Range range_of(uint vocab_size, uint segment) {
+    const uint len = (vocab_size + NUM_SEGMENTS * LANES - 1) / (NUM_SEGMENTS * LANES) * LANES;
     Range range;
-    range.begin = min(part * len, vocab_size);
+    range.begin = min(segment * len, vocab_size);
     range.end = min(range.begin + len, vocab_size);
     return range;
 }
 
-// The first of the most likely tokens; none if a logit is NaN or infinite or all are minus infinity.
-inline uint most_likely(device const uint* logits, uint vocab_size, threadgroup uint* scratch, Place place) {
+// The first of the most likely tokens; none if a logit is NaN or infinite, or if all are minus infinity.
+inline uint most_likely(device const uint* logits, uint vocab_size, threadgroup uint* scratch, ThreadPosition position) {
     uint best = 0;
     uint best_id = NO_TOKEN;
-    for (uint part = place.group; part < NUM_PARTS; part += place.num_groups) {
-        const Range range = range_of(vocab_size, part);
-        for (uint first = range.begin + place.lane; first < range.end; first += READS * LANES) {
+    for (uint segment = position.group; segment < NUM_SEGMENTS; segment += position.num_groups) {
+        const Range range = range_of(vocab_size, segment);
+        for (uint first = range.begin + position.lane; first < range.end; first += READS * LANES) {
             uint batch[READS];
 #pragma clang loop unroll(full)
             for (int b = 0; b < READS; ++b) {
@@ -127,7 +127,7 @@ inline uint most_likely(device const uint* logits, uint vocab_size, threadgroup 
             }
 #pragma clang loop unroll(full)
             for (int b = 0; b < READS; ++b) {
-                // NaN becomes the highest of all.
+                // NaN ranks highest.
                 const bool is_nan = (batch[b] & 0x7FFFFFFFu) > 0x7F800000u;
                 const uint rank = is_nan ? 0xFFFFFFFFu : ordered(batch[b]);
                 if (rank > best) {
@@ -137,8 +137,8 @@ inline uint most_likely(device const uint* logits, uint vocab_size, threadgroup 
             }
         }
     }
-    const uint highest = maximum_of_all(best, scratch, place);
-    const uint id = minimum_of_all(best == highest ? best_id : NO_TOKEN, scratch, place);
+    const uint highest = maximum_of_all(best, scratch, position);
+    const uint id = minimum_of_all(best == highest ? best_id : NO_TOKEN, scratch, position);
     const bool is_finite = highest < ordered(0x7F800000u) && highest > ordered(MINUS_INFINITY);
     return is_finite ? id : NO_TOKEN;
 }
@@ -147,7 +147,7 @@ inline float repeated(float logit, float penalty) {
     return logit > 0.0f ? logit / penalty : logit * penalty;
 }
 
-// How often `token_id` was sampled in earlier steps of this multi-step.
+// The number of times that earlier steps of this multi-step sampled `token_id`.
 inline uint times_sampled(device const uint* sampled, uint num_rows, uint row, uint steps, uint token_id) {
     uint count = 0;
     for (uint step = 0; step < steps; ++step) {
@@ -178,11 +178,11 @@ inline void adjust(
     device const Bias* biases,
     device const uint* banned,
     device const uint* sampled,
-    Place place
+    ThreadPosition position
 ) {
     // All threads have read the logits.
     threadgroup_barrier(mem_flags::mem_device);
-    for (uint i = place.thread_index; i < row.bias_len; i += place.num_threads) {
+    for (uint i = position.thread_index; i < row.bias_len; i += position.num_threads) {
         const uint token_id = biases[row.bias_start + i].token_id;
         if (token_id < a.vocab_size && logits[token_id] != MINUS_INFINITY) {
             logits[token_id] = as_type<uint>(as_type<float>(logits[token_id]) + biases[row.bias_start + i].bias);
@@ -190,7 +190,7 @@ inline void adjust(
     }
     threadgroup_barrier(mem_flags::mem_device);
     if (row.num_output_tokens + a.step < row.min_tokens) {
-        for (uint i = place.thread_index; i < row.ban_len; i += place.num_threads) {
+        for (uint i = position.thread_index; i < row.ban_len; i += position.num_threads) {
             const uint token_id = banned[row.ban_start + i];
             if (token_id < a.vocab_size) {
                 logits[token_id] = MINUS_INFINITY;
@@ -198,15 +198,15 @@ inline void adjust(
         }
     }
     threadgroup_barrier(mem_flags::mem_device);
-    for (uint i = place.thread_index; i < row.history_len; i += place.num_threads) {
+    for (uint i = position.thread_index; i < row.history_len; i += position.num_threads) {
         device const Seen& seen = history[row.history_start + i];
         const uint count = seen.count + times_sampled(sampled, a.num_rows, row_index, a.step, seen.token_id);
         penalize(logits, row, seen.token_id, count);
     }
-    // What was sampled in earlier steps and is not in the history: each such token once, by its first step.
+    // Tokens that earlier steps sampled and the history lacks: each distinct one once, by its first step.
     const bool has_penalties =
         row.repetition_penalty != 1.0f || row.frequency_penalty != 0.0f || row.presence_penalty != 0.0f;
-    for (uint step = place.thread_index; has_penalties && step < a.step; step += place.num_threads) {
+    for (uint step = position.thread_index; has_penalties && step < a.step; step += position.num_threads) {
         const uint token_id = sampled[step * a.num_rows + row_index];
         bool is_new = token_id < a.vocab_size
             && times_sampled(sampled, a.num_rows, row_index, step, token_id) == 0;
@@ -221,8 +221,8 @@ inline void adjust(
     threadgroup_barrier(mem_flags::mem_device);
 }
 
-// A number in [0, 1) with 24 random bits: Philox4x32-10 of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2,
-// 3" (SC 2011), the upper bits of what the host draws.
+// A number in [0, 1) with 24 random bits: Philox4x32-10 of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3"
+// (SC 2011). These are the upper bits of the host's draw.
 inline float uniform_number(constant SampleRow& row, uint index) {
     uint4 counter = uint4(index, 0, row.stream, 0);
     uint2 key = uint2(row.seed_low, row.seed_high);
@@ -237,9 +237,9 @@ inline float uniform_number(constant SampleRow& row, uint index) {
     return float(counter.x >> 8) * (1.0f / 16777216.0f);
 }
 
-// The tokens that are left: weights above `weight`, and of those with that weight the ids up to `last_id`.
+// The tokens that remain: those with weights above `weight`, and those with that weight and an id up to `last_id`.
 struct Cut {
-    uint weight;  // the bits of a weight, which are ordered like it, as no weight is negative
+    uint weight;  // the bits of a weight; weights are not negative, so bits are ordered like them
     uint last_id;
 };
 
@@ -247,21 +247,21 @@ inline bool is_kept(uint weight, uint id, Cut cut) {
     return weight > cut.weight || (weight == cut.weight && id <= cut.last_id);
 }
 
-// How long a beginning of the ranking has to be.
+// The length of a prefix of the ranking.
 struct Goal {
-    uint count;   // tokens; 0: as many as have the weight `share`
-    float share;  // of `total`
-    ulong total;  // in fixed point; 0: the weight of all that is kept
+    uint count;   // tokens; 0: use `fraction` of the weight
+    float fraction;  // of `total`
+    ulong total;  // in fixed point; 0: the weight of all tokens that remain
 };
 
 // Threadgroup memory of the passes.
 struct Memory {
-    threadgroup uint* words;        // NUM_PARTS
+    threadgroup uint* words;        // NUM_SEGMENTS
     threadgroup ulong* masses;      // LANES
     threadgroup atomic_uint* bins;  // NUM_BINS counts, and twice as many sums of lower bits
 };
 
-// A sum of weights in units of 2^-40, by the sum of their mantissas and the exponent that they have in common.
+// A sum of weights in units of 2^-40: the sum of their mantissas and their common exponent.
 inline ulong fixed_point(ulong mantissas, uint exponent) {
     constexpr uint UNIT = 127 + 23 - 40;
     return exponent >= UNIT ? mantissas << (exponent - UNIT) : mantissas >> min(UNIT - exponent, 63u);
@@ -271,13 +271,13 @@ inline ulong fixed_point(uint weight) {
     return fixed_point((weight & 0x007FFFFFu) | 0x00800000u, weight >> 23);
 }
 
-inline ulong share_of(ulong total, float share) {
-    const ulong factor = ulong(uint(share * 4294967296.0f));
+inline ulong fraction_of(ulong total, float fraction) {
+    const ulong factor = ulong(uint(fraction * 4294967296.0f));
     return (total >> 32) * factor + ((total & 0xFFFFFFFFu) * factor >> 32);
 }
 
-// Counts the weights that `cut` keeps and whose highest bits are `prefix`, by the digit that follows `shift` bits above
-// the lowest one; with `sums`, also adds up what is below the digit, in two parts of as many bits.
+// Counts the weights that `cut` keeps and whose highest bits are `prefix`, by the digit that ends `shift` bits above
+// the lowest one. With `sums`, also adds up the bits below the digit, as two halves of equal width.
 inline void count_digits(
     device const uint* weights,
     uint vocab_size,
@@ -286,15 +286,15 @@ inline void count_digits(
     uint shift,
     bool sums,
     threadgroup atomic_uint* bins,
-    Place place
+    ThreadPosition position
 ) {
-    for (uint i = place.thread_index; i < 3 * NUM_BINS; i += place.num_threads) {
+    for (uint i = position.thread_index; i < 3 * NUM_BINS; i += position.num_threads) {
         atomic_store_explicit(&bins[i], 0u, memory_order_relaxed);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint part = place.group; part < NUM_PARTS; part += place.num_groups) {
-        const Range range = range_of(vocab_size, part);
-        for (uint first = range.begin + place.lane; first < range.end; first += BATCH * LANES) {
+    for (uint segment = position.group; segment < NUM_SEGMENTS; segment += position.num_groups) {
+        const Range range = range_of(vocab_size, segment);
+        for (uint first = range.begin + position.lane; first < range.end; first += BATCH * LANES) {
             uint batch[BATCH];
 #pragma clang loop unroll(full)
             for (int b = 0; b < BATCH; ++b) {
@@ -320,7 +320,7 @@ inline void count_digits(
     threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-// What a bin adds to the goal: its tokens, or their weight.
+// A bin's contribution to the goal: its tokens, or their weight.
 inline ulong mass_of(threadgroup const atomic_uint* bins, uint prefix, uint shift, uint bin, bool sums) {
     const ulong count = atomic_load_explicit(&bins[bin], memory_order_relaxed);
     if (!sums || count == 0) {
@@ -333,35 +333,35 @@ inline ulong mass_of(threadgroup const atomic_uint* bins, uint prefix, uint shif
     return fixed_point(count * mantissa + (high << DIGIT_BITS) + low, lowest >> 23);
 }
 
-// The `number`-th token, from 1 on, of those that `cut` keeps and that have this weight.
+// The `number`-th token (from 1 on) of those that `cut` keeps and that have this weight.
 inline uint find_equal(
-    device const uint* weights, uint vocab_size, Cut cut, uint weight, uint number, Memory memory, Place place
+    device const uint* weights, uint vocab_size, Cut cut, uint weight, uint number, Memory memory, ThreadPosition position
 ) {
-    for (uint part = place.group; part < NUM_PARTS; part += place.num_groups) {
-        const Range range = range_of(vocab_size, part);
+    for (uint segment = position.group; segment < NUM_SEGMENTS; segment += position.num_groups) {
+        const Range range = range_of(vocab_size, segment);
         uint count = 0;
-        for (uint i = range.begin + place.lane; i < range.end; i += LANES) {
+        for (uint i = range.begin + position.lane; i < range.end; i += LANES) {
             count += weights[i] == weight && is_kept(weight, i, cut) ? 1 : 0;
         }
         count = simd_sum(count);
-        if (place.lane == 0) {
-            memory.words[part] = count;
+        if (position.lane == 0) {
+            memory.words[segment] = count;
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     uint found = NO_TOKEN;
-    for (uint part = place.group; part < NUM_PARTS && found == NO_TOKEN; part += place.num_groups) {
+    for (uint segment = position.group; segment < NUM_SEGMENTS && found == NO_TOKEN; segment += position.num_groups) {
         uint running = 0;
 #pragma clang loop unroll(disable)
-        for (uint p = 0; p < part; ++p) {
+        for (uint p = 0; p < segment; ++p) {
             running += memory.words[p];
         }
-        if (running >= number || running + memory.words[part] < number) {
+        if (running >= number || running + memory.words[segment] < number) {
             continue;
         }
-        const Range range = range_of(vocab_size, part);
+        const Range range = range_of(vocab_size, segment);
         for (uint first = range.begin; first < range.end && found == NO_TOKEN; first += LANES) {
-            const uint i = first + place.lane;
+            const uint i = first + position.lane;
             const bool is_equal = i < range.end && weights[i] == weight && is_kept(weight, i, cut);
             const uint up_to_here = running + simd_prefix_inclusive_sum(is_equal ? 1u : 0u);
             found = simd_min(is_equal && up_to_here == number ? i : NO_TOKEN);
@@ -369,12 +369,12 @@ inline uint find_equal(
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    return minimum_of_all(found, memory.words, place);
+    return minimum_of_all(found, memory.words, position);
 }
 
-// The shortest beginning of the ranking that reaches the goal; all that is kept, if that does not.
+// The shortest prefix of the ranking that reaches the goal; all remaining tokens if none does.
 inline Cut shortest(
-    device const uint* weights, uint vocab_size, Cut cut, Goal goal, Memory memory, Place place
+    device const uint* weights, uint vocab_size, Cut cut, Goal goal, Memory memory, ThreadPosition position
 ) {
     constexpr uint BINS_PER_LANE = NUM_BINS / LANES;
     const bool sums = goal.count == 0;
@@ -384,16 +384,16 @@ inline Cut shortest(
     uint num_equal = 0;
 #pragma clang loop unroll(disable)
     for (int shift = 2 * DIGIT_BITS; shift >= 0; shift -= DIGIT_BITS) {
-        count_digits(weights, vocab_size, cut, prefix, shift, sums, memory.bins, place);
-        // The first simdgroup goes over the bins, from the highest one on.
-        const uint first_bin = NUM_BINS - 1 - place.lane * BINS_PER_LANE;
+        count_digits(weights, vocab_size, cut, prefix, shift, sums, memory.bins, position);
+        // The first simdgroup scans the bins, from the highest one on.
+        const uint first_bin = NUM_BINS - 1 - position.lane * BINS_PER_LANE;
         ulong mass = 0;
-        if (place.group == 0) {
+        if (position.group == 0) {
 #pragma clang loop unroll(disable)
             for (uint i = 0; i < BINS_PER_LANE; ++i) {
                 mass += mass_of(memory.bins, prefix, shift, first_bin - i, sums);
             }
-            memory.masses[place.lane] = mass;
+            memory.masses[position.lane] = mass;
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         ulong total = 0;
@@ -401,16 +401,16 @@ inline Cut shortest(
 #pragma clang loop unroll(disable)
         for (uint lane = 0; lane < uint(LANES); ++lane) {
             total += memory.masses[lane];
-            before += lane < place.lane ? memory.masses[lane] : 0;
+            before += lane < position.lane ? memory.masses[lane] : 0;
         }
         if (shift == 2 * DIGIT_BITS) {
-            wanted = sums ? max(share_of(goal.total > 0 ? goal.total : total, goal.share), ulong(1)) : wanted;
+            wanted = sums ? max(fraction_of(goal.total > 0 ? goal.total : total, goal.fraction), ulong(1)) : wanted;
             if (total < wanted) {
                 return cut;
             }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        if (place.group == 0 && before < wanted && wanted <= before + mass) {
+        if (position.group == 0 && before < wanted && wanted <= before + mass) {
             uint bin = first_bin;
             ulong next = mass_of(memory.bins, prefix, shift, bin, sums);
             while (before + next < wanted) {
@@ -428,28 +428,28 @@ inline Cut shortest(
         num_equal = memory.words[1];
         threadgroup_barrier(mem_flags::mem_threadgroup);
     }
-    // The weight with which the goal is reached. Of several tokens that have it, as many as it takes.
+    // The weight at which the goal is reached. Of several tokens with that weight, only the number needed is kept.
     const ulong one = sums ? max(fixed_point(prefix), ulong(1)) : 1;
     const ulong number = (wanted - above + one - 1) / one;
     Cut last;
     last.weight = prefix;
     last.last_id = prefix == cut.weight ? cut.last_id : NO_TOKEN;
     if (number < num_equal) {
-        last.last_id = find_equal(weights, vocab_size, cut, prefix, uint(number), memory, place);
+        last.last_id = find_equal(weights, vocab_size, cut, prefix, uint(number), memory, position);
     }
     return last;
 }
 
-// The token at which the running sum of kept weights, in the order of ids, exceeds `u` times all.
+// The token at which the running sum of kept weights, in the order of ids, exceeds `u` times their total.
 inline uint draw(
-    device const uint* weights, uint vocab_size, Cut cut, float u, threadgroup uint* scratch, Place place
+    device const uint* weights, uint vocab_size, Cut cut, float u, threadgroup uint* scratch, ThreadPosition position
 ) {
     threadgroup float* sums = (threadgroup float*)scratch;
     uint last_kept = 0;
-    for (uint part = place.group; part < NUM_PARTS; part += place.num_groups) {
-        const Range range = range_of(vocab_size, part);
+    for (uint segment = position.group; segment < NUM_SEGMENTS; segment += position.num_groups) {
+        const Range range = range_of(vocab_size, segment);
         float sum = 0.0f;
-        for (uint i = range.begin + place.lane; i < range.end; i += LANES) {
+        for (uint i = range.begin + position.lane; i < range.end; i += LANES) {
             const uint weight = weights[i];
             if (weight > 0 && is_kept(weight, i, cut)) {
                 sum += as_type<float>(weight);
@@ -457,31 +457,31 @@ inline uint draw(
             }
         }
         sum = simd_sum(sum);
-        if (place.lane == 0) {
-            sums[part] = sum;
+        if (position.lane == 0) {
+            sums[segment] = sum;
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     float total = 0.0f;
 #pragma clang loop unroll(disable)
-    for (uint part = 0; part < NUM_PARTS; ++part) {
-        total += sums[part];
+    for (uint segment = 0; segment < NUM_SEGMENTS; ++segment) {
+        total += sums[segment];
     }
     const float target = u * total;
-    // The first token of the own parts that goes beyond the target; the last token of all if rounding lost it.
+    // The first token of the thread's segments past the target; the very last token if rounding missed the target.
     uint found = NO_TOKEN;
-    for (uint part = place.group; part < NUM_PARTS && found == NO_TOKEN; part += place.num_groups) {
+    for (uint segment = position.group; segment < NUM_SEGMENTS && found == NO_TOKEN; segment += position.num_groups) {
         float running = 0.0f;
 #pragma clang loop unroll(disable)
-        for (uint p = 0; p < part; ++p) {
+        for (uint p = 0; p < segment; ++p) {
             running += sums[p];
         }
-        if (running + sums[part] <= target) {
+        if (running + sums[segment] <= target) {
             continue;
         }
-        const Range range = range_of(vocab_size, part);
+        const Range range = range_of(vocab_size, segment);
         for (uint first = range.begin; first < range.end && found == NO_TOKEN; first += LANES) {
-            const uint i = first + place.lane;
+            const uint i = first + position.lane;
             const uint weight = i < range.end ? weights[i] : 0;
             const float own = weight > 0 && is_kept(weight, i, cut) ? as_type<float>(weight) : 0.0f;
             const float up_to_here = running + simd_prefix_inclusive_sum(own);
@@ -490,8 +490,8 @@ inline uint draw(
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    const uint first_found = minimum_of_all(found, scratch, place);
-    const uint last = maximum_of_all(last_kept, scratch, place) - 1;
+    const uint first_found = minimum_of_all(found, scratch, position);
+    const uint last = maximum_of_all(last_kept, scratch, position) - 1;
     return first_found != NO_TOKEN ? first_found : last;
 }
 
@@ -510,35 +510,35 @@ inline uint draw(
     uint group [[simdgroup_index_in_threadgroup]],
     uint num_groups [[simdgroups_per_threadgroup]]
 ) {
-    // A place for each simdgroup or for each part.
-    threadgroup uint scratch[NUM_PARTS];
+    // A slot for each simdgroup or for each segment.
+    threadgroup uint scratch[NUM_SEGMENTS];
     threadgroup ulong masses[LANES];
     threadgroup atomic_uint bins[3 * NUM_BINS];
     const Memory memory = { scratch, masses, bins };
-    Place place;
-    place.thread_index = thread_index;
-    place.num_threads = num_threads;
-    place.lane = lane;
-    place.group = group;
-    place.num_groups = num_groups;
+    ThreadPosition position;
+    position.thread_index = thread_index;
+    position.num_threads = num_threads;
+    position.lane = lane;
+    position.group = group;
+    position.num_groups = num_groups;
     constant SampleRow& row = rows[index];
     device uint* logits = all_logits + ulong(index) * a.vocab_size;
 
-    uint token = most_likely(logits, a.vocab_size, scratch, place);
+    uint token = most_likely(logits, a.vocab_size, scratch, position);
     const bool is_changed = row.bias_len > 0 || row.history_len > 0 || row.repetition_penalty != 1.0f
         || row.frequency_penalty != 0.0f || row.presence_penalty != 0.0f
         || (row.ban_len > 0 && row.num_output_tokens + a.step < row.min_tokens);
     if (token != NO_TOKEN && is_changed) {
-        adjust(a, row, index, logits, history, biases, banned, sampled, place);
-        token = most_likely(logits, a.vocab_size, scratch, place);
+        adjust(a, row, index, logits, history, biases, banned, sampled, position);
+        token = most_likely(logits, a.vocab_size, scratch, position);
     }
     if (token != NO_TOKEN && row.inverse_temperature > 0.0f) {
         // Probabilities up to a common factor: the most likely token has 1.
         const float highest = as_type<float>(logits[token]);
         threadgroup_barrier(mem_flags::mem_device);
         threadgroup float* sums = (threadgroup float*)scratch;
-        for (uint part = group; part < NUM_PARTS; part += num_groups) {
-            const Range range = range_of(a.vocab_size, part);
+        for (uint segment = group; segment < NUM_SEGMENTS; segment += num_groups) {
+            const Range range = range_of(a.vocab_size, segment);
             float sum = 0.0f;
             for (uint first = range.begin + lane; first < range.end; first += BATCH * LANES) {
                 uint batch[BATCH];
@@ -560,15 +560,15 @@ inline uint draw(
             }
             sum = simd_sum(sum);
             if (lane == 0) {
-                sums[part] = sum;
+                sums[segment] = sum;
             }
         }
-        // From here on, each thread reads only what it has written itself.
+        // From here on, each thread reads only values that it has written itself.
         threadgroup_barrier(mem_flags::mem_threadgroup);
         float total = 0.0f;
 #pragma clang loop unroll(disable)
-        for (uint part = 0; part < NUM_PARTS; ++part) {
-            total += sums[part];
+        for (uint segment = 0; segment < NUM_SEGMENTS; ++segment) {
+            total += sums[segment];
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         Cut cut;
@@ -577,22 +577,22 @@ inline uint draw(
         Goal goal;
         if (row.top_k > 0) {
             goal.count = row.top_k;
-            cut = shortest(logits, a.vocab_size, cut, goal, memory, place);
+            cut = shortest(logits, a.vocab_size, cut, goal, memory, position);
         }
         if (row.top_p < 1.0f) {
             goal.count = 0;
-            goal.share = row.top_p;
+            goal.fraction = row.top_p;
             goal.total = 0;
             if (row.top_k == 0) {
-                // Tokens so unlikely that all of them together are outside need not be counted.
+                // Tokens whose total weight is too small to matter need not be counted.
                 const float negligible = (1.0f - row.top_p) * total / float(a.vocab_size);
                 cut.weight = max(cut.weight, as_type<uint>(negligible));
                 goal.total = row.min_p > 0.0f ? 0 : fixed_point(as_type<uint>(total));
             }
-            cut = shortest(logits, a.vocab_size, cut, goal, memory, place);
+            cut = shortest(logits, a.vocab_size, cut, goal, memory, position);
         }
         const float u = uniform_number(row, row.num_output_tokens + a.step);
-        token = draw(logits, a.vocab_size, cut, u, scratch, place);
+        token = draw(logits, a.vocab_size, cut, u, scratch, position);
     }
     if (thread_index == 0) {
         sampled[a.step * a.num_rows + index] = token;

@@ -1,4 +1,4 @@
-// What all kernels share.
+// Shared by all kernels.
 
 #include <metal_stdlib>
 using namespace metal;
@@ -14,14 +14,13 @@ inline float sum_of_lanes(float value, int width) {
     return value;
 }
 
-// `sum` + a · b. Products that are added to something are written with `fma`: elsewhere it is the compiler's choice which
-// ones it contracts, and where it chose otherwise in the kernel of another number of rows, a row would have other bits
-// there.
+// `sum` + a · b. All accumulations use an explicit `fma`: a compiler would contract some multiplications and not
+// others, differently in the kernels for other numbers of rows, and a row would have other bits there.
 inline float add_dot(float4 a, float4 b, float sum) {
     return fma(a.x, b.x, fma(a.y, b.y, fma(a.z, b.z, fma(a.w, b.w, sum))));
 }
 
-// The kernel NAME for the host: the template KERNEL with these arguments.
+// Instantiates the template KERNEL with these arguments as the host's kernel NAME.
 #ifndef INSTANCE
 #define INSTANCE(NAME, KERNEL, ...) \
     template [[host_name(#NAME)]] [[kernel]] decltype(KERNEL<__VA_ARGS__>) KERNEL<__VA_ARGS__>;

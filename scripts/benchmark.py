@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure tinyvllm beside llama.cpp and candle's own quantised Llama: same files, same machine, in turns.
+"""Measure tinyvllm, llama.cpp and candle's own quantised Llama: same files, same machine, in turns.
 
     python scripts/benchmark.py model-q4_0.gguf model-q4_k_m.gguf
 
@@ -217,7 +217,7 @@ def run_llama_cpp(runner, model, programs):
         measure(generation(a, 1, depth), "-p", 0, "-n", a.generate, "-d", depth)
     batches = [size for size in a.batch_sizes if size > 1]
     if batches:
-        # In whole pieces and with some to spare: what does not fit is skipped without a word.
+        # In whole chunks and with some to spare: what does not fit is skipped without a word.
         cache = (max(batches) * (a.context + a.generate) // 512 + 2) * 512
         command = [programs / "llama-batched-bench", "-m", model, "-t", a.threads, "-c", cache]
         command += ["-npp", a.context, "-ntg", a.generate, "-npl", ",".join(map(str, batches))]
@@ -359,7 +359,7 @@ def parse():
     p.add_argument("--context", type=int, default=128, help="tokens before generation (default %(default)s)")
     p.add_argument("--generate", type=int, default=64, help="tokens to generate (default %(default)s)")
     p.add_argument("--batch-sizes", default="1,4,8", help="sequences at once (default %(default)s)")
-    p.add_argument("--depths", default="", help="also a prompt and a generation behind this many tokens, such as 1900")
+    p.add_argument("--depths", default="", help="also a prompt and a generation after this many tokens, such as 1900")
     p.add_argument("--wait", type=float, default=60, help="seconds to wait for an idle machine before each run")
     p.add_argument("--max-foreign-cpu", type=float, default=0.15, help="cores that others may use (default %(default)s)")
     p.add_argument("--work", type=Path, default=REPOSITORY / "target" / "benchmark", help="folder for builds and results")

@@ -589,14 +589,14 @@ LAYER_NAMES = {
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }
-# Phi 3 and GLM 4 have some projections in one, GLM 4 norms behind attention and feed-forward networks.
+# Phi 3 and GLM 4 have some projections in one, GLM 4 norms after attention and feed-forward networks.
 LAYER_NAMES |= {
     "self_attn.qkv_proj": "attn_qkv",
     "mlp.gate_up_proj": "ffn_up",
     "post_self_attn_layernorm": "post_attention_norm",
     "post_mlp_layernorm": "post_ffw_norm",
 }
-# Gemma 3 has norms behind attention and feed-forward networks as well, and another name for those before the latter.
+# Gemma 3 has norms after attention and feed-forward networks as well, and another name for those before the latter.
 GEMMA3_NAMES = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -765,7 +765,7 @@ def add_hyperparameters(writer, arch, config, variant=""):
         f32("attention.scale", config["attention_multiplier"])
         f32("logit_scale", config["logits_scaling"])
     if arch == "phi3":
-        # The kind of scaling is left out: the tensors tell.
+        # The kind of scaling is omitted: the tensors show it.
         u32("attention.sliding_window", config["sliding_window"])
         original = config["original_max_position_embeddings"]
         u32("rope.scaling.original_context_length", original)
@@ -1132,7 +1132,7 @@ def forward(path, ids):
         prefix = f"blk.{layer}."
         h = rms_norm(x, model[prefix + "attn_norm.weight"], eps)
         y = attend(model, prefix, h, eps) @ model[prefix + "attn_output.weight"].T
-        # Seed-OSS calls the norm before its networks like those behind attention.
+        # Seed-OSS calls the norm before its networks like those after attention.
         is_only = prefix + "ffn_norm.weight" not in model
         y = y if is_only else behind(prefix + "post_attention_norm.weight", y)
         x = x + residual_scale * y

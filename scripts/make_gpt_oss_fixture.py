@@ -8,8 +8,8 @@ tiny/gpt_oss/        a folder with dense weights in half precision, and golden.s
                      are the same weights.
 tiny/gpt_oss_mxfp4/  the folder with experts in MXFP4, as the published ones have them.
 
-The experts' weights are values of MXFP4 and the others halves and bfloat16 at once, so all forms have the same values
-and one result. They are drawn so that mistakes show: products are large enough to be clamped, the window is shorter
+The experts' weights are values of MXFP4 and the others halves and bfloat16 at once, so all formats have the same values
+and one result. They are drawn so that mistakes show: activations are large enough to be clamped, the window is shorter
 than the prompt, and the ramp of YaRN does not end at whole pairs.
 
 Versions that made the fixtures in the repository (Python 3.11): torch 2.15.0, transformers 5.24.0, gguf 0.19.0.
@@ -77,7 +77,7 @@ def as_mxfp4(values):
 
 
 def draw_weights(model, seed):
-    """Replaces all parameters by random ones that every form of the model can hold."""
+    """Replaces all parameters by random ones that every format of the model can hold."""
     import torch
 
     random = np.random.default_rng(seed)

@@ -6,12 +6,12 @@
 tiny/mtp/  a folder with weights in half precision, and golden.safetensors with what transformers computes for the
            model and its decoder layer as the block, in double precision on the CPU:
            ids [24], logits [24, vocab] and greedy [40] as make_fixtures.py has them,
-           mtp_logits [23, vocab], what the block says comes behind the token after each of ids, and
-           drafts [32, 3], the three tokens that the block predicts behind the first 8, 9, … of greedy.
+           mtp_logits [23, vocab], what the block predicts after the token after each of ids, and
+           drafts [32, 3], the three tokens that the block predicts after the first 8, 9, … of greedy.
 
 The block is what vLLM and SGLang compute: for the token at position i the projection of the norm of the embedding of token
-i + 1 and of the norm of the model's last hidden state, which is behind the model's own last norm; a decoder layer at
-position i; a norm and a head. To go on, it is given its own state behind that norm. Embedding and head are the model's.
+i + 1 and of the norm of the model's last hidden state, which is after the model's own last norm; a decoder layer at
+position i; a norm and a head. To continue, it gets its own state after that norm. Embedding and head are the model's.
 
 Versions that made the fixture in the repository (Python 3.11): torch 2.15.0, transformers 5.24.0.
 """
@@ -97,7 +97,7 @@ class Block:
     def __init__(self, model, random):
         import torch
 
-        # The model runs so many of its layers.
+        # The model runs this many of its layers.
         model.config.num_hidden_layers = NUM_LAYERS
         self.model, self.layer = model, model.model.layers[NUM_LAYERS]
         shapes = {
@@ -136,7 +136,7 @@ class Block:
         return self.norm("shared_head.norm", y[0])
 
     def draft(self, ids):
-        """Greedy tokens behind all of ids, and the smallest margin of one."""
+        """Greedy tokens after all of ids, and the smallest margin of one."""
         import torch
 
         hidden, next_ids, margins = self.hidden(ids)[:-1], list(ids[1:]), []

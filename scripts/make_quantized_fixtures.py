@@ -75,7 +75,7 @@ def gptq(name, bits, zero, size, order=False, v2=False, listed=False, stored_zer
     # Words go along the columns of the matrix, which are the rows of the tensor.
     parts = {"qweight": pack(codes, bits).T, "scales": scale.T}
     if stored_zeros:
-        # The first form has one less, which the programs that write it take from whole words where they can.
+        # The first format has one less, which its writers subtract from whole words where they can.
         less = 0 if v2 else np.ones_like(zeros)
         if 32 % bits == 0:
             less = pack(np.broadcast_to(less, zeros.shape).T, bits).view(np.uint32)

@@ -32,7 +32,7 @@ def read(path):
 
 
 def label(result):
-    """What tells the runs apart."""
+    """What distinguishes the runs."""
     concurrency = result.get("max_concurrency")
     return f"{result['request_rate']} req/s" + (f", at most {concurrency}" if concurrency else "")
 

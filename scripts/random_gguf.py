@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write a GGUF model with random weights, in seconds: for speed measurements and loading tests.
 
-`--shape` names a model whose shape the file gets, TinyLlama-1.1B unless told otherwise, and the types
+`--shape` names a model whose shape the file gets, TinyLlama-1.1B by default, and the types
 are mixed the way llama.cpp's own quantiser mixes them, so a file made here costs an engine the same
 bytes and operations as a real one; `--layers` cuts a model that is too large for the machine. Blocks
 are filled with random quants under scales that give every matrix the standard deviation
@@ -80,7 +80,7 @@ FILE_TYPES = {
 # What a type becomes when a row is no multiple of its 256-value super-block.
 NARROW = {T.Q4_K: T.Q5_0, T.Q5_K: T.Q5_1, T.Q6_K: T.Q8_0}
 NARROW |= {kind: T.IQ4_NL for kind in DYNAMIC}
-# Where the blocks have their f16 scale. MXFP4 has a power of two instead, IQ1_M the scale in four pieces.
+# Where the blocks have their f16 scale. MXFP4 has a power of two instead, IQ1_M the scale in four chunks.
 SCALE_AT = {
     T.Q2_K: 80, T.Q3_K: 108, T.IQ4_NL: 0, T.IQ4_XS: 0, T.IQ2_XXS: 0, T.IQ2_XS: 0, T.IQ2_S: 0, T.IQ3_XXS: 0, T.IQ3_S: 0,
     T.IQ1_S: 0, T.TQ1_0: 52, T.TQ2_0: 64,
@@ -101,7 +101,7 @@ class Latent:
 
 @dataclass(frozen=True)
 class Experts:
-    """Layers of experts, behind the first ones, which are dense."""
+    """Layers of experts, after the first ones, which are dense."""
 
     num: int
     per_token: int
@@ -538,7 +538,7 @@ def write_latent_metadata(w, shape):
     w.add_value_length_mla(latent.value)
     w.add_kv_lora_rank(latent.rank)
     w.add_rope_dimension_count(latent.rope)
-    # llama.cpp takes a model of other depths than these for one with queries of low rank unless told so.
+    # llama.cpp takes a model of other depths than these for one with queries of low rank unless a key says otherwise.
     if latent.q_rank or shape.layers not in (26, 27):
         w.add_q_lora_rank(latent.q_rank)
     if shape.yarn:

@@ -12,7 +12,7 @@ transformers' apply_chat_template. Only jinja2 is needed.
 
     python scripts/render_templates.py --expressions tests/fixtures/templates/expressions.json
 
-renders the templates of that file again. Add a template there with null behind it, and run this.
+renders the templates of that file again. Add a template there with null after it, and run this.
 """
 
 import copy
@@ -238,7 +238,7 @@ def unescaped(text):
 
 
 def tokens(source):
-    """Pairs of kind and text; strings beside each other are one."""
+    """Pairs of kind and text; adjacent strings are one."""
     found = []
     for match in TOKEN.finditer(source):
         if match["comment"] or match["space"]:

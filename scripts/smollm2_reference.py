@@ -21,7 +21,7 @@ from gguf.quants import dequantize
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 NUM_TOKENS = 200
-# Tokens of a piece of the text.
+# Tokens of a chunk of the text.
 PIECE_LEN = 512
 CHAT = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
 PROMPTS = [
@@ -87,7 +87,7 @@ class Model:
         return np.stack([even * cos - odd * sin, even * sin + odd * cos], -1).reshape(x.shape)
 
     def forward(self, ids, cache):
-        """The logits of all tokens behind those that are in the cache, a list of keys and values by layer."""
+        """The logits of all tokens after those that are in the cache, a list of keys and values by layer."""
         x = self.weights["token_embd.weight"][ids]
         rows = len(ids)
         for layer in range(self.num_layers):
@@ -147,7 +147,7 @@ def main():
     pieces = [text[at : at + PIECE_LEN] for at in range(0, len(text), PIECE_LEN)]
     losses = [model.negative_log_probabilities(piece) for piece in pieces]
     mean = np.concatenate(losses).mean()
-    print(f"{len(text)} tokens in {len(pieces)} pieces, perplexity {np.exp(mean):.6f}", flush=True)
+    print(f"{len(text)} tokens in {len(pieces)} chunks, perplexity {np.exp(mean):.6f}", flush=True)
 
     greedy = []
     for prompt in PROMPTS:

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Fetches what some tests use and nobody would want in the repository: a real model, and vocabularies and chat
+# Fetches what some tests use and is too large for the repository: a real model, and vocabularies and chat
 # templates of other models. It is kept in a folder that outlives a run.
 #
 #     scripts/test_data.sh >variables && source variables && cargo test
 #
-# Prints lines for the shell that tell the tests where things are. What cannot be fetched is left out, with a line on
+# Prints shell lines with the variables that the tests read. What cannot be fetched is left out, with a line on
 # standard error; tests that would use it then say that they are skipped.
 set -euo pipefail
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/tinyvllm-tests
 mkdir -p "$cache"
-# What comes here under its last name is complete: it was made beside it and renamed.
+# A file under its final name is complete: it was made next to it and renamed.
 work=$(mktemp -d "$cache/new-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 

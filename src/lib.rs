@@ -22,13 +22,13 @@
 //! ```
 //!
 //! An answer is an iterator of what the model reasons, says and calls, or a stream for a task
-//! ([`into_stream`](llm::ChatStream::into_stream)). `scripts/examples` in the repository has more. With
-//! `default-features = false` the crate has neither the server nor the command line; on a Mac, the feature `metal` is
-//! what makes it fast.
+//! ([`into_stream`](llm::ChatStream::into_stream)). `scripts/examples` in the repository has more. On a
+//! Mac, the feature `metal` is what makes it fast. The server is a crate of its own, `tinyvllm-server`, and so is the
+//! program, `tinyvllm-cli`.
 //!
 //! [`Llm::submit`](llm::Llm::submit) takes token ids and gives text, and [`Llm::engine`](llm::Llm::engine) has no text at
 //! all. One level below,
-//! [`engine::EngineCore::step`] is the engine without a thread, for whoever wants to drive it.
+//! [`engine::EngineCore::step`] is the engine without a thread, for callers that drive it themselves.
 //! `ARCHITECTURE.md` in the repository says how the parts fit together.
 
 pub mod chat;
@@ -36,6 +36,7 @@ pub mod config;
 mod deadline;
 pub mod demo;
 pub mod engine;
+pub mod files;
 pub mod grammar;
 pub mod hub;
 pub mod kv_cache;
@@ -48,8 +49,6 @@ pub mod runner;
 pub mod sampling;
 pub mod scheduler;
 pub mod self_test;
-#[cfg(feature = "server")]
-pub mod server;
 pub mod speculation;
 pub mod tokenizer;
 pub mod weights;

@@ -1,4 +1,4 @@
-//! From one generated token to the next, nothing is allocated: no memory is asked for, by any thread.
+//! From one generated token to the next, nothing is allocated, by any thread.
 //!
 //! The program has one test, because the counter counts for the whole process.
 
@@ -14,7 +14,7 @@ use tinyvllm::models::{self, LoadOptions};
 use tinyvllm::ops::cpu::matmul::MatrixFile;
 use tinyvllm::ops::cpu::simd::CpuLevel;
 use tinyvllm::ops::{Context, KvCache, KvCacheDType};
-use tinyvllm::runner::{ModelRunner, Runner, Step, StepDraft, StepRow};
+use tinyvllm::runner::{ModelRunner, Runner, ScheduledSequence, Step, StepDraft};
 use tinyvllm::sampling::{SamplerInput, SamplingParams};
 use tinyvllm::scheduler::SeqId;
 use tinyvllm::weights::Checkpoint;
@@ -90,7 +90,7 @@ fn allocations(runner: &mut ModelRunner, params: &SamplingParams, num_steps: usi
         end_token_ids: &[],
         allowed: None,
     };
-    let row = |block_table, start, len| StepRow {
+    let row = |block_table, start, len| ScheduledSequence {
         seq: SeqId(0),
         token_ids: &token_ids,
         start,
@@ -104,15 +104,17 @@ fn allocations(runner: &mut ModelRunner, params: &SamplingParams, num_steps: usi
         prompt_logprobs: None,
     };
     let prompt = Step {
-        rows: tables.iter().map(|table| row(&table[..], 0, 19)).collect(),
+        sequences: tables.iter().map(|table| row(&table[..], 0, 19)).collect(),
         num_steps: 1,
-        looks_ahead: false,
+        may_queue_next: false,
+        may_draft_next: false,
     };
     runner.execute(&prompt).unwrap();
     let step = Step {
-        rows: tables.iter().map(|table| row(&table[..], 19, 1)).collect(),
+        sequences: tables.iter().map(|table| row(&table[..], 19, 1)).collect(),
         num_steps,
-        looks_ahead: false,
+        may_queue_next: false,
+        may_draft_next: false,
     };
     let before = NUM_ALLOCATIONS.load(Ordering::Relaxed);
     let outputs = runner.execute(&step).unwrap();

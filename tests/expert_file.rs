@@ -111,7 +111,7 @@ fn tokens_are_the_same_at_every_start() {
     assert_eq!(files_in(folder.path()).len(), 8, "one for each model, whatever it is converted to");
 }
 
-/// A model of one file, with zeros in the place of its experts.
+/// A model of one file, with zeros instead of its experts.
 fn without_experts(model: &Path) -> Vec<u8> {
     let mut bytes = fs::read(model).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -139,7 +139,7 @@ fn the_second_start_reads_no_experts_and_a_changed_model_is_noticed() {
     let options = in_file(folder.path());
     let expected = run(&model, &options).0;
 
-    // Changed behind the back of what tells a change.
+    // Changed without a change of its state.
     let weights = model.join("model.safetensors");
     let modified = fs::metadata(&weights).unwrap().modified().unwrap();
     fs::write(&weights, without_experts(&weights)).unwrap();
@@ -165,7 +165,7 @@ fn the_second_start_reads_no_experts_and_a_changed_model_is_noticed() {
     assert_eq!(fs::metadata(file).unwrap().len(), len);
 }
 
-/// Nobody checks what is in the file, so whoever gets no numbers is told of it.
+/// The contents of the file are not checked, so logits that are not numbers are an error.
 #[test]
 fn a_damaged_file_is_named() {
     let folder = tempfile::tempdir().unwrap();
@@ -203,7 +203,7 @@ fn what_cannot_stay_in_a_file_is_an_error() {
         words.iter().for_each(|word| assert!(text.contains(word), "{text}: {word}"));
     };
     let options = in_file(folder.path());
-    check("tiny/llama", &options, &["--expert-weights file", "models that have experts"]);
+    check("tiny/llama", &options, &["--expert-weights file", "models with experts"]);
     let reference = LlmOptions { kernels: KernelChoice::Reference, threads: None, ..options };
     check("tiny/mixtral", &reference, &["--expert-weights file", "--kernels reference", "--device cpu"]);
     assert_eq!(files_in(folder.path()).len(), 0);

@@ -241,7 +241,7 @@ fn a_cached_model_runs_whatever_happens_to_the_hub() {
     assert_error(&error, ErrorKind::Unavailable, &["cannot reach"]);
 }
 
-/// An address where nobody listens.
+/// An address without a listener.
 fn closed_endpoint() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     format!("http://{}", listener.local_addr().unwrap())
@@ -340,12 +340,12 @@ fn every_refusal_has_its_own_message_and_way_out() {
     );
     check(refusal(404, "RevisionNotFound", ""), true, NotFound, &["no revision `main`"]);
     check(refusal(401, "GatedRepo", ""), false, Unauthorized, &["gated", "no token", "accept its terms at"]);
-    check(refusal(403, "GatedRepo", ""), true, Unauthorized, &["gated", "no access", "ask for access at"]);
+    check(refusal(403, "GatedRepo", ""), true, Unauthorized, &["gated", "no access", "request access at"]);
     check(
         refusal(401, "", "Invalid username or password."),
         false,
         Unauthorized,
-        &["wants a token", "HF_TOKEN"],
+        &["requires a token", "HF_TOKEN"],
     );
     check(
         refusal(401, "", "Invalid credentials in Authorization header"),
@@ -362,12 +362,7 @@ fn every_refusal_has_its_own_message_and_way_out() {
         &["refuses more requests", "wait 17 s"],
     );
     check(Response::status(503), true, Unavailable, &["503", "later"]);
-    check(
-        Response::status(200).body("<html>log in</html>"),
-        true,
-        Unavailable,
-        &["not answer as the Hub does"],
-    );
+    check(Response::status(200).body("<html>log in</html>"), true, Unavailable, &["not answer like the Hub"]);
 
     let mut distinct = messages.borrow().clone();
     distinct.sort();
@@ -494,7 +489,7 @@ fn an_index_decides_which_shards_are_fetched() {
 }
 
 #[test]
-fn a_connection_that_is_cut_is_continued_where_it_ended() {
+fn a_connection_that_is_cut_resumes_where_it_ended() {
     let (hub, cache) = (hub_with_a_folder(), TempDir::new().unwrap());
     hub.set_fault(|request, response| {
         if is_data(request) && response.body.len() > 100_000 {
@@ -518,11 +513,7 @@ fn a_server_that_falls_silent_is_left_and_the_rest_is_fetched_next_time() {
     });
     let started = Instant::now();
     let error = get("org/name", &config).unwrap_err();
-    assert_error(
-        &error,
-        ErrorKind::Unavailable,
-        &["broke off after 70000 of 300000 bytes", "no data for 1s"],
-    );
+    assert_error(&error, ErrorKind::Unavailable, &["stopped after 70000 of 300000 bytes", "no data for 1s"]);
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     assert_eq!(incomplete_len(&cache, &weights()), 70_000);
     assert!(!snapshot(&cache).join(WEIGHTS).exists() && !repo_dir(&cache).join("refs").exists());
@@ -568,7 +559,7 @@ fn a_server_without_ranges_begins_anew_but_not_for_ever() {
     let cache = TempDir::new().unwrap();
     hub.set_fault(no_ranges(u32::MAX));
     let error = get("org/name", &HubConfig { cache_dir: cache.path().to_owned(), ..config }).unwrap_err();
-    assert_error(&error, ErrorKind::Unavailable, &["broke off after 50000 of 300000 bytes"]);
+    assert_error(&error, ErrorKind::Unavailable, &["stopped after 50000 of 300000 bytes"]);
 }
 
 /// Runs this test again in a process of its own, which downloads and reports.
@@ -620,7 +611,7 @@ fn a_download_that_is_killed_leaves_no_half_file_and_is_resumed() {
     assert_eq!(data_ranges(&hub), ["bytes=120000-299999"]);
 }
 
-/// The limit on file sizes stands in for a disk that fills up while the file grows.
+/// The limit on file sizes replaces a disk that fills up while the file grows.
 #[cfg(unix)]
 #[test]
 fn a_disk_that_fills_up_keeps_what_was_written() {
@@ -629,12 +620,7 @@ fn a_disk_that_fills_up_keeps_what_was_written() {
         assert_error(
             &error,
             ErrorKind::Io,
-            &[
-                "no space left in `",
-                "`model.safetensors`: it needs 293.0 KiB",
-                "of that are written",
-                "the next run",
-            ],
+            &["has no space for `", "`model.safetensors`: it needs 293.0 KiB", "are written", "the next run"],
         );
         println!("reported as a full disk");
         return;
@@ -671,7 +657,7 @@ fn a_full_disk_is_named() {
     assert_error(
         &error,
         ErrorKind::Io,
-        &["no space left", "0 bytes of that", "free 293.0 KiB", "HF_HUB_CACHE"],
+        &["has no space", "0 bytes are written", "free 293.0 KiB", "HF_HUB_CACHE"],
     );
     assert!(!snapshot(&cache).join(WEIGHTS).exists());
 }
@@ -698,7 +684,7 @@ fn several_at_once_fetch_each_file_once() {
     }
     let (hub, cache) = (hub_with_a_folder(), TempDir::new().unwrap());
     let num_waits = AtomicUsize::new(0);
-    // The one who comes first is slow enough for the others to meet him.
+    // The first one is slow enough for the others to overlap with it.
     hub.set_fault(|request, response| {
         if is_data(request) && request.range().unwrap().start == 0 {
             response.stop_after = Some(1000);
@@ -723,7 +709,7 @@ fn several_at_once_fetch_each_file_once() {
 }
 
 #[test]
-fn progress_tells_what_arrives() {
+fn progress_reports_what_arrives() {
     #[derive(Default)]
     struct Log(RefCell<Vec<String>>, RefCell<u64>);
     impl Progress for Log {

@@ -3,7 +3,7 @@
 //!
 //! The fixtures are tiny random models. `golden.safetensors` of a folder was computed with the original
 //! weights in single precision: `ids`, `logits` for each of them, and `greedy`, eight prompt tokens with
-//! the 32 that follow. `X.golden.safetensors` beside a GGUF file was computed in double precision with that
+//! the 32 that follow. `X.golden.safetensors` next to a GGUF file was computed in double precision with that
 //! file's weights.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -18,7 +18,7 @@ use tinyvllm::models::{self, CausalLm, InputBatch, LoadOptions};
 use tinyvllm::ops::cpu::matmul::MatrixFile;
 use tinyvllm::ops::cpu::{CpuLevel, ThreadPool};
 use tinyvllm::ops::reference::ReferenceBackend;
-use tinyvllm::ops::{Context, EXPANDED_GROUP, KvCache, KvCacheDType, RowForm};
+use tinyvllm::ops::{Context, EXPANDED_GROUP, KvCache, KvCacheDType, RowMode};
 use tinyvllm::weights::{Checkpoint, DType, Quantization, Quantizer};
 
 #[path = "models/biases.rs"]
@@ -151,8 +151,8 @@ impl Instance {
                 batch.attention.slot_mapping.push(slot);
             }
             let positions = tokens.len() - num_new..tokens.len();
-            let form = RowForm::of(num_new);
-            batch.attention.push(positions, self.num_grouped, form, |index| table[index] as u32);
+            let mode = RowMode::of(num_new);
+            batch.attention.push(positions, self.num_grouped, mode, |index| table[index] as u32);
         }
         let vocab_size = self.model.config().vocab_size;
         let logits = self.model.forward(&batch, &mut self.cache).unwrap();
@@ -160,13 +160,13 @@ impl Instance {
         logits.read(num_rows, |logits| logits.chunks(vocab_size).map(<[f32]>::to_vec).collect()).unwrap()
     }
 
-    /// The logits of all tokens of a prompt that is computed in pieces.
-    fn run(&mut self, tokens: &[u32], pieces: &[usize]) -> Vec<Vec<f32>> {
+    /// The logits of all tokens of a prompt that is computed in chunks.
+    fn run(&mut self, tokens: &[u32], chunks: &[usize]) -> Vec<Vec<f32>> {
         self.num_grouped = tokens.len() / EXPANDED_GROUP * EXPANDED_GROUP;
         let mut logits = Vec::new();
-        for &piece in pieces {
-            let end = logits.len() + piece;
-            logits.extend(self.step(&[(0, &tokens[..end], piece)]));
+        for &chunk in chunks {
+            let end = logits.len() + chunk;
+            logits.extend(self.step(&[(0, &tokens[..end], chunk)]));
         }
         assert_eq!(logits.len(), tokens.len());
         logits
@@ -386,7 +386,7 @@ const ROUNDED: Limits = (0.3, 0.05, 0.9);
 /// Where that takes another expert, the logits of the token are others.
 const ROUNDED_EXPERTS: Limits = (2.5, 0.15, 0.87);
 
-/// The logits that are beside a GGUF file, which the reference gives exactly.
+/// The golden logits of a GGUF file, which the reference gives exactly.
 fn check_file(model: &str, limits: Limits) {
     check_file_within(model, EXACT, limits);
 }
@@ -584,16 +584,16 @@ fn logits_have_the_same_bits_however_the_prompt_is_divided() {
         let mut numbers = Numbers(7);
         let mut divisions = vec![vec![1; tokens.len()], vec![31, 17], vec![32, 16], vec![33, 15]];
         for _ in 0..3 {
-            let mut pieces = Vec::new();
-            while pieces.iter().sum::<usize>() < tokens.len() {
-                let left = tokens.len() - pieces.iter().sum::<usize>();
-                pieces.push(left.min(1 + numbers.below(20)));
+            let mut chunks = Vec::new();
+            while chunks.iter().sum::<usize>() < tokens.len() {
+                let left = tokens.len() - chunks.iter().sum::<usize>();
+                chunks.push(left.min(1 + numbers.below(20)));
             }
-            divisions.push(pieces);
+            divisions.push(chunks);
         }
-        for pieces in divisions {
-            let divided = Instance::open(name, Setup::default()).run(&tokens, &pieces);
-            assert_eq!(divided, whole, "{name} in pieces of {pieces:?}");
+        for chunks in divisions {
+            let divided = Instance::open(name, Setup::default()).run(&tokens, &chunks);
+            assert_eq!(divided, whole, "{name} in chunks of {chunks:?}");
         }
     }
 }
@@ -633,13 +633,13 @@ fn logits_have_the_same_bits_whatever_else_is_in_the_step() {
 fn logits_have_the_same_bits_for_any_number_of_threads_and_block_size() {
     for name in MODELS {
         for dtype in KvCacheDType::ALL {
-            for pieces in [&[40, 8][..], &[48]] {
+            for chunks in [&[40, 8][..], &[48]] {
                 let tokens = Golden::read("tiny/llama/golden.safetensors").ids;
                 let base = Setup { dtype, ..Setup::default() };
-                let expected = Instance::open(name, base).run(&tokens, pieces);
+                let expected = Instance::open(name, base).run(&tokens, chunks);
                 for (num_threads, block_size) in [(1, 32), (3, 8), (2, 12)] {
                     let setup = Setup { num_threads, block_size, ..base };
-                    let logits = Instance::open(name, setup).run(&tokens, pieces);
+                    let logits = Instance::open(name, setup).run(&tokens, chunks);
                     assert_eq!(logits, expected, "{name}, {num_threads} threads, blocks of {block_size}");
                 }
             }
@@ -656,7 +656,7 @@ const LATENT_MODELS: [(&str, f32); 4] = [
 ];
 
 #[test]
-fn the_form_of_latent_attention_is_that_of_the_place_in_the_prompt() {
+fn the_mode_of_latent_attention_follows_the_position_in_the_prompt() {
     let tokens = Golden::read("tiny/llama/golden.safetensors").ids;
     for (name, bound) in LATENT_MODELS {
         let with = |num_grouped: usize| {
@@ -666,11 +666,11 @@ fn the_form_of_latent_attention_is_that_of_the_place_in_the_prompt() {
         };
         let (absorbed, both, expanded) = (with(0), with(32), with(48));
         let (max, _, _) = compare(&absorbed, &expanded);
-        // Other bits, or one of the forms is not used.
-        assert!(max > 0.0 && max < bound, "{name}: the forms differ by {max}");
+        // Other bits, or one of the modes is not used.
+        assert!(max > 0.0 && max < bound, "{name}: the modes differ by {max}");
         assert_eq!(both[..32], expanded[..32], "{name}");
         let (max, _, _) = compare(&both[32..], &expanded[32..]);
-        assert!(max > 0.0 && max < bound, "{name}: the forms differ by {max}");
+        assert!(max > 0.0 && max < bound, "{name}: the modes differ by {max}");
     }
 }
 
@@ -720,18 +720,18 @@ fn a_step_has_few_dispatches() {
     assert_eq!(num_dispatches("tiny/youtu", 1), 2 + 3 * 9);
     assert_eq!(num_dispatches("tiny/glm4_moe_lite", 1), 2 + 9 + 2 * 11);
     assert_eq!(num_dispatches("tiny/qwen3_moe", 1), 2 + 3 * 8);
-    // What is between the products is in the first one here, with biases as without.
+    // The activation is fused into the first GEMM here, with biases as without.
     assert_eq!(num_dispatches("tiny/gpt_oss", 1), 2 + 2 * 8);
-    // No norm in a product, but one of queries, one of keys and two behind halves.
+    // No norm in a GEMM, but one of queries, one of keys and two after halves.
     assert_eq!(num_dispatches("tiny/olmo3", 1), 2 + 2 * 11);
-    // Two norms behind halves, and an activation that no product has.
+    // Two norms after halves, and an activation that no GEMM has.
     assert_eq!(num_dispatches("tiny/gemma3", 1), 2 + 6 * 9);
     // Two fewer where keys and values are made instead of being projected, one more where there is both.
     assert_eq!(num_dispatches("tiny/youtu", 32), 2 + 3 * 7);
     assert_eq!(num_dispatches("tiny/youtu", 40), 2 + 3 * 10);
 }
 
-/// Dispatches of a step of so many tokens of one sequence.
+/// Dispatches of a step of this many tokens of one sequence.
 fn num_dispatches(model: &str, num_tokens: usize) -> u64 {
     let checkpoint = Checkpoint::open(&fixture(model)).unwrap();
     let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
@@ -768,7 +768,7 @@ fn mistakes_in_a_batch_are_errors() {
         batch.attention.seq_lens.push(1);
         batch.attention.block_tables.push(0);
         batch.attention.block_table_starts.push(1);
-        batch.attention.forms.push(RowForm::Decode);
+        batch.attention.modes.push(RowMode::Decode);
         batch.logits_indices.push(0);
         batch
     };
@@ -782,7 +782,7 @@ fn mistakes_in_a_batch_are_errors() {
         ("0 blocks", |batch| batch.attention.block_table_starts[1] = 0),
         ("sequence of 0", |batch| batch.attention.seq_lens[0] = 0),
         ("lists of", |batch| batch.attention.query_start_loc[1] = 2),
-        ("lists of", |batch| batch.attention.forms.clear()),
+        ("lists of", |batch| batch.attention.modes.clear()),
         ("2 positions", |batch| batch.positions.push(1)),
         ("token 1 of 1", |batch| batch.logits_indices[0] = 1),
     ];
@@ -843,7 +843,7 @@ fn weights_that_do_not_fit_the_configuration_are_refused_by_name() {
     check("tiny/llama", "tiny/llama", &[("vocab_size", 300.into())], "token_embd.weight");
 }
 
-/// A block behind the layers, which predicts further tokens, is left out. The layer in its place is one of the model's.
+/// A block after the layers, which predicts further tokens, is not loaded. The layer instead is one of the model's.
 #[test]
 fn layers_that_predict_further_tokens_are_left_out() {
     let changes = [("num_hidden_layers", 2.into()), ("num_nextn_predict_layers", 1.into())];
@@ -934,10 +934,10 @@ fn progress_ends_with_all_bytes() {
         let file = || Some(MatrixFile::open(folder.path().join("experts"), 1, 1 << 20).unwrap());
         let no_file = || None;
         // In memory; in a file, which is made first and then there.
-        let places: [&dyn Fn() -> Option<Arc<MatrixFile>>; 3] = [&no_file, &file, &file];
-        for (start, place) in places.into_iter().enumerate() {
+        let files: [&dyn Fn() -> Option<Arc<MatrixFile>>; 3] = [&no_file, &file, &file];
+        for (start, file) in files.into_iter().enumerate() {
             let quantizer = quantization.map(|kind| Quantizer::new(kind, &checkpoint, None));
-            let options = LoadOptions { quantizer, expert_file: place(), ..small_options() };
+            let options = LoadOptions { quantizer, expert_file: file(), ..small_options() };
             let most = AtomicU64::new(0);
             let on_progress = |progress: models::LoadProgress| {
                 assert!(progress.loaded_bytes <= progress.total_bytes);

@@ -47,7 +47,9 @@ fn demo(folder: Option<&Path>) -> Loaded {
 }
 
 fn tiny(name: &str) -> ModelFiles {
-    ModelFiles::Folder(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny").join(name))
+    ModelFiles::Folder(
+        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tiny")).join(name),
+    )
 }
 
 fn prompt(seed: u32, len: u32) -> Vec<u32> {
@@ -262,10 +264,10 @@ fn a_file_that_cannot_be_written_to_its_end_costs_one_line() {
     assert!(files.max().unwrap() < 1_000, "what was begun is removed");
 }
 
-/// Where blocks are, by medium and name: parents and tokens, as somebody knows them who has only heard the events.
+/// Where blocks are, by medium and name: parents and tokens, as a subscriber knows them from the events.
 type Heard = HashMap<(Medium, u64), (Option<u64>, Vec<u32>)>;
 
-/// Follows what an engine tells of its blocks.
+/// Follows the events of an engine's blocks.
 fn follow(loaded: &Loaded) -> Arc<Mutex<Heard>> {
     let heard = Arc::new(Mutex::new(Heard::new()));
     let blocks = Arc::clone(&heard);
@@ -286,12 +288,12 @@ fn follow(loaded: &Loaded) -> Arc<Mutex<Heard>> {
     heard
 }
 
-/// The names of a prompt's full blocks in one place, along the chain of parents.
+/// The names of a prompt's full blocks in one medium, along the chain of parents.
 fn names(heard: &Heard, prompt: &[u32], medium: Medium) -> Vec<u64> {
     let mut names: Vec<u64> = Vec::new();
     for tokens in prompt.chunks_exact(16) {
         let wanted = (names.last().copied(), tokens.to_vec());
-        let found = heard.iter().find(|((place, _), block)| *place == medium && **block == wanted);
+        let found = heard.iter().find(|((own, _), block)| *own == medium && **block == wanted);
         let Some(((_, name), _)) = found else { break };
         names.push(*name);
     }
@@ -307,20 +309,20 @@ fn wait_until(heard: &Mutex<Heard>, is_done: impl Fn(&Heard) -> bool) {
 }
 
 #[test]
-fn whoever_follows_the_events_knows_what_is_in_files() {
+fn a_subscriber_of_the_events_knows_what_is_in_files() {
     let folder = tempfile::tempdir().unwrap();
     let requests = [request(prompt(3, 90), None), request(prompt(4, 60), Some("a"))];
     fill(|| ModelFiles::Demo, folder.path(), &requests);
     let again = demo(Some(folder.path()));
     let heard = follow(&again);
     let (public, secret) = (prompt(3, 90), prompt(4, 60));
-    // Nobody asks for anything meanwhile.
+    // No request comes meanwhile.
     wait_until(&heard, |heard| names(heard, &public, Medium::Disk).len() == 5);
     assert!(heard.lock().unwrap().values().all(|(_, tokens)| *tokens != secret[..16]), "a salted one");
     answer(&again, requests[0].clone());
     let both = [Medium::Disk, Medium::Cache].map(|medium| names(&heard.lock().unwrap(), &public, medium));
     assert_eq!(both[0], both[1], "a block has one name");
-    // What is computed now is told when its file has its name.
+    // A computed block is reported when its file has its name.
     let other = prompt(9, 40);
     answer(&again, request(other.clone(), None));
     wait_until(&heard, |heard| names(heard, &other, Medium::Disk).len() == 2);

@@ -165,7 +165,7 @@ fn check_schedules(dtype: KvCacheDType) {
     assert!((0..20).any(|_| is_preempted()), "no preemption");
 }
 
-/// Latent attention has two forms, whose results differ by the rounding of activations to eight bits: which of them
+/// Latent attention has two modes, whose results differ by the rounding of activations to eight bits: which of them
 /// computes a token must not depend on the schedule, nor on what a prefix was when it was computed.
 #[test]
 fn latent_attention_gives_the_same_tokens_however_it_is_scheduled() {
@@ -198,7 +198,7 @@ fn latent_attention_gives_the_same_tokens_however_it_is_scheduled() {
             prompts.iter().map(|prompt| collect(submit(llm, prompt), 1).tokens.remove(0)).collect()
         };
         let expected = one_by_one(&alone, &prompts);
-        // What a conversation goes on with: what was generated is now part of a prompt.
+        // The continuation of a conversation: what was generated is now part of a prompt.
         let turns: Vec<Vec<u32>> = prompts
             .iter()
             .zip(&expected)
@@ -225,7 +225,7 @@ fn latent_attention_gives_the_same_tokens_however_it_is_scheduled() {
         check("a batch", &|_| ());
         check("one by one", &|limits| limits.max_num_seqs = 1);
         for budget in [8, 31, 32, 33, 50] {
-            check(&format!("pieces of {budget}"), &|limits| {
+            check(&format!("chunks of {budget}"), &|limits| {
                 (limits.max_num_seqs, limits.max_num_batched_tokens) = (8, Some(budget));
             });
         }
@@ -261,8 +261,9 @@ fn ranked(llm: &Llm, request: Request) -> Vec<Vec<(u32, Vec<u32>)>> {
     choices
 }
 
-/// Whatever is drafted: right, wrong in some places, or wrong everywhere; greedily, seeded, with penalties, for several choices
-/// and under a grammar; the built-in model with every instruction set of this processor, and latent attention and experts.
+/// Whatever is drafted: right, wrong in some positions, or wrong everywhere; greedily, seeded, with penalties, for
+/// several choices and under a grammar; the built-in model with every instruction set of this processor, and latent
+/// attention and experts.
 #[test]
 fn drafts_change_no_token_and_no_log_probability() {
     let fixture = |name: &str| {
@@ -325,7 +326,7 @@ fn drafts_change_no_token_and_no_log_probability() {
 /// The built-in model with some of its bits turned, in a file: the same tokens, and often others to come.
 fn model_that_is_much_alike(folder: &Path) -> ModelFiles {
     let mut bytes = tinyvllm::demo::MODEL.to_vec();
-    // Behind the header, which has the tokenizer. The lowest bits of weights and scales.
+    // After the header, which has the tokenizer. The lowest bits of weights and scales.
     let first = bytes.len() / 2;
     bytes[first..].iter_mut().step_by(7).for_each(|byte| *byte ^= 1);
     let path = folder.join("alike.gguf");
@@ -482,7 +483,7 @@ fn the_reference_gives_the_same_tokens_however_they_are_scheduled() {
     check("multi-step and small blocks", |limits| (limits.num_scheduler_steps, limits.block_size) = (5, 8));
 }
 
-/// A prompt's log-probabilities, and its logits if they are wanted.
+/// A prompt's log-probabilities, and its logits if requested.
 fn prompt_report(llm: &Llm, request: Request) -> (Vec<RankedLogprobs>, Vec<f32>) {
     let (mut report, mut rows) = (Vec::new(), Vec::new());
     for event in llm.engine().submit(request).unwrap() {
@@ -551,12 +552,12 @@ fn ids(value: &serde_json::Value) -> Vec<u32> {
 }
 
 #[test]
-fn the_built_in_model_says_what_its_training_script_says() {
+fn the_built_in_model_writes_what_its_training_script_writes() {
     says_what_its_training_script_says(&with_limits(|_| ()), usize::MAX);
 }
 
 #[test]
-fn the_reference_says_what_the_training_script_says() {
+fn the_reference_writes_what_the_training_script_writes() {
     let options =
         LlmOptions { kernels: KernelChoice::Reference, device: DeviceChoice::Cpu, ..with_limits(|_| ()) };
     says_what_its_training_script_says(&options, 3);
@@ -590,7 +591,7 @@ fn answer_to(llm: &Llm, message: &str) -> (String, FinishReason) {
             TextEvent::Delta { text, .. } => answer.push_str(&text),
             TextEvent::Finished { reason, .. } => ended = Some(reason),
             TextEvent::PromptLogprobs { .. } | TextEvent::PromptProgress { .. } => {
-                panic!("nobody asked for them")
+                panic!("they were not requested")
             }
         }
     }

@@ -7,7 +7,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tinyvllm::server::read_charged;
+use tinyvllm_server::read_charged;
 
 /// The system's allocator, counting the bytes that are in use.
 struct Counting;
@@ -31,18 +31,18 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// A list of so many copies of a text.
+/// A list of this many copies of a text.
 fn list(item: &str, count: usize) -> String {
     format!("[{}]", vec![item; count].join(","))
 }
 
-/// An object of so many fields, each of which has this value.
+/// An object of this many fields, each of which has this value.
 fn object(value: &str, count: usize) -> String {
     let fields: Vec<String> = (0..count).map(|index| format!("\"k{index}\":{value}")).collect();
     format!("{{{}}}", fields.join(","))
 }
 
-/// What is charged for a text, beside what it takes.
+/// The charge for a text, in addition to its size.
 fn charged_and_taken(text: &str) -> (usize, usize) {
     let before = NUM_BYTES.load(Ordering::Relaxed);
     let (value, charged) = read_charged(text.as_bytes(), 1 << 40).unwrap();

@@ -42,7 +42,7 @@ fn repeated(start: &str, step: &str) -> String {
 }
 
 #[test]
-fn a_rendering_takes_no_more_than_its_limit_says() {
+fn a_rendering_stays_within_its_limit() {
     let mut templates: Vec<String> = [
         ("'a'", "ns.s ~ ns.s"),
         ("'a'", "(ns.s + ns.s).casefold()"),

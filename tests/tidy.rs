@@ -18,13 +18,15 @@ use sources::*;
 /// Lines of a source file, without its tests.
 const MAX_LINES: usize = 700;
 
-/// What each module may use of the crate, besides `config` and `error`. `cli` may use everything.
+/// What each module of the library may use of it, besides `config` and `error`. The kernels, the server and the command
+/// line are packages, whose dependencies the compiler knows.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("chat", &["deadline", "grammar", "tokenizer", "weights"]),
     ("config", &["weights"]),
     ("deadline", &[]),
     ("demo", &[]),
     ("engine", &["kv_cache", "prefix_store", "runner", "sampling", "scheduler", "speculation"]),
+    ("files", &[]),
     ("grammar", &["deadline", "sampling", "tokenizer"]),
     ("hub", &[]),
     ("kv_cache", &[]),
@@ -53,31 +55,24 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("sampling", &[]),
     ("scheduler", &["kv_cache", "speculation"]),
     ("self_test", &["demo", "models", "ops", "sampling", "weights"]),
-    ("server", &["chat", "engine", "grammar", "llm", "sampling", "tokenizer"]),
     ("speculation", &["sampling"]),
     ("tokenizer", &["deadline", "weights"]),
     ("weights", &["ops"]),
 ];
 
-/// Crates, and the only places that may name them: modules, or folders in `src`.
+/// Packages in `src`, which are no modules of the library.
+const PACKAGES: [&str; 3] = ["cli", "kernels", "server"];
+
+/// Crates, and the only modules that may name them: modules, or folders in `src`.
 const ONLY_IN: &[(&str, &[&str])] = &[
-    ("axum", &["server"]),
     ("blake3", &["prefix_store"]),
     ("block2", &["ops/gpu/device/apple"]),
     ("candle_metal_kernels", &["ops/gpu/device/apple"]),
     // Its tensors are the definition of the ops, and of nothing else.
     ("candle_core", &["ops/reference"]),
     ("candle_nn", &["ops/reference"]),
-    ("clap", &["cli", "main"]),
-    ("ctrlc", &["cli"]),
     ("cudarc", &["ops/gpu/device/cuda"]),
-    ("flate2", &["server"]),
     ("hf_hub", &["hub"]),
-    ("http_body_util", &["cli"]),
-    ("hyper", &["cli", "server"]),
-    ("hyper_rustls", &["cli"]),
-    ("hyper_util", &["cli", "server"]),
-    ("indicatif", &["cli"]),
     ("libloading", &["ops/gpu/device/cuda"]),
     ("llguidance", &["grammar"]),
     ("memmap2", &["kernels", "ops", "weights"]),
@@ -85,11 +80,9 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("objc2", &["ops/gpu/device/apple"]),
     ("objc2_metal", &["ops/gpu/device/apple"]),
     ("rmp_serde", &["server/kv_events"]),
-    ("rustls", &["hub"]),
-    ("rustyline", &["cli"]),
-    ("terminal_size", &["cli"]),
+    ("rustls", &["hub/download"]),
     ("tokenizers", &["tokenizer"]),
-    ("tokio", &["cli", "server"]),
+    ("ureq", &["hub/download"]),
 ];
 
 /// Modules of `ops` that know all devices.
@@ -115,7 +108,7 @@ fn devices_are_symmetric_and_chosen_in_one_place() {
     let sources = sources();
     let mut wrong = Vec::new();
     for source in sources.iter().filter(|source| source.is_in("ops")) {
-        if !CHOOSES_DEVICE.iter().any(|place| source.is_in(place)) {
+        if !CHOOSES_DEVICE.iter().any(|module| source.is_in(module)) {
             wrong.extend(source.lines_with("Backend::Gpu"));
         }
         // What a GPU is knows no kernels and no ops.
@@ -192,8 +185,7 @@ fn modules_use_only_what_they_may() {
     let mut violations = Vec::new();
     for source in sources() {
         let module = source.module();
-        // A crate of its own uses nothing of this one.
-        if source.is_test() || ["cli", "kernels", "lib", "main"].contains(&module) {
+        if source.is_test() || module == "lib" || PACKAGES.contains(&module) {
             continue;
         }
         let Some((_, allowed)) = MAY_USE.iter().find(|(name, _)| *name == module) else {
@@ -202,26 +194,46 @@ fn modules_use_only_what_they_may() {
         };
         for (number, used) in source.uses() {
             let is_module = used.starts_with(|c: char| c.is_lowercase());
-            // Errors are everybody's, and so is what makes fit what they repeat.
-            let for_all =
-                used == module || ["config", "quoted", "shortened", "visible"].contains(&used.as_str());
+            // Every module may use errors, what shortens what they quote, and files.
+            let for_all = used == module
+                || ["config", "files", "quoted", "shortened", "visible"].contains(&used.as_str());
             if is_module && !for_all && !allowed.contains(&used.as_str()) {
                 violations.push(format!("{}:{number}: {module} uses {used}", source.path));
             }
         }
     }
-    none("who may use whom is the code map of ARCHITECTURE.md", violations);
+    none("which module may use which is the code map of ARCHITECTURE.md", violations);
 }
 
 #[test]
-fn foreign_crates_stay_behind_their_module() {
+fn every_program_of_tests_is_a_target_of_one_package() {
+    let manifests = ["Cargo.toml", "src/cli/Cargo.toml", "src/server/Cargo.toml"];
+    let manifests = manifests.map(|name| fs::read_to_string(root().join(name)).unwrap());
+    let programs = tracked_files().into_iter().filter(|name| match name.strip_prefix("tests/") {
+        Some(name) => name.ends_with(".rs") && (!name.contains('/') || name.ends_with("/main.rs")),
+        None => false,
+    });
+    let programs: Vec<String> = programs.filter(|name| name.matches('/').count() <= 2).collect();
+    assert!(programs.len() > 10, "only {programs:?} found");
+    let is_in = |name: &str| {
+        let named = [format!("path = \"{name}\""), format!("path = \"../../{name}\"")];
+        manifests.iter().filter(|text| named.iter().any(|path| text.contains(path))).count()
+    };
+    none(
+        "a program of tests is a [[test]] in one Cargo.toml; one that starts the program is in src/cli",
+        programs.into_iter().filter(|name| is_in(name) != 1),
+    );
+}
+
+#[test]
+fn foreign_crates_stay_inside_their_module() {
     let sources = sources();
-    for (name, places) in ONLY_IN {
+    for (name, modules) in ONLY_IN {
         none(
-            &format!("{name} is used in {places:?} only"),
+            &format!("{name} is used in {modules:?} only"),
             sources
                 .iter()
-                .filter(|source| !places.iter().any(|place| source.is_in(place)) && !source.is_test())
+                .filter(|source| !modules.iter().any(|module| source.is_in(module)) && !source.is_test())
                 .flat_map(|source| source.lines_with(name)),
         );
     }
@@ -264,10 +276,10 @@ fn only_the_command_line_prints() {
     let sources = sources();
     for name in ["println!", "eprintln!", "print!", "eprint!", "dbg!"] {
         none(
-            "output is written in src/cli and src/main.rs only",
+            "output is written in src/cli only",
             sources
                 .iter()
-                .filter(|source| !["cli", "main"].contains(&source.module()) && !source.is_test())
+                .filter(|source| source.module() != "cli" && !source.is_test())
                 .flat_map(|source| source.lines_with(name)),
         );
     }
@@ -293,7 +305,7 @@ fn nothing_is_left_for_later() {
                     .map(|(index, _)| format!("{}:{}", source.path, index + 1)),
             );
         }
-        none(&format!("{name} has no place here"), found);
+        none(&format!("{name} does not belong here"), found);
     }
 }
 
@@ -322,7 +334,7 @@ fn the_top_level_stays_as_it_is() {
 #[test]
 fn no_file_knows_the_machine_it_was_written_on() {
     // Put together, so that this file does not contain what it looks for.
-    let places: Vec<String> = ["work", "root", "tmp"].iter().map(|name| format!("/{name}/")).collect();
+    let modules: Vec<String> = ["work", "root", "tmp"].iter().map(|name| format!("/{name}/")).collect();
     let text_files = [
         ".rs",
         ".md",
@@ -350,17 +362,17 @@ fn no_file_knows_the_machine_it_was_written_on() {
         }
         let text = fs::read_to_string(root().join(&name)).unwrap();
         for (index, line) in text.lines().enumerate() {
-            for place in &places {
+            for module in &modules {
                 let from_root = |start: usize| {
                     !line[..start].ends_with(|c: char| c.is_alphanumeric() || "._-~>})".contains(c))
                 };
-                if line.match_indices(place.as_str()).any(|(start, _)| from_root(start)) {
-                    violations.push(format!("{name}:{}: {place}", index + 1));
+                if line.match_indices(module.as_str()).any(|(start, _)| from_root(start)) {
+                    violations.push(format!("{name}:{}: {module}", index + 1));
                 }
             }
         }
     }
-    none("files name no place of one machine", violations);
+    none("files name no path of one machine", violations);
 }
 
 fn help(arguments: &[&str]) -> String {
@@ -382,7 +394,7 @@ fn subcommands() -> Vec<String> {
     names
 }
 
-/// Flags in a help text with nothing said about them, beside or below.
+/// Flags in a help text with nothing said about them, alongside or below.
 fn unexplained_flags(help: &str) -> Vec<String> {
     let lines: Vec<&str> = help.lines().collect();
     let indent = |line: &str| line.len() - line.trim_start().len();

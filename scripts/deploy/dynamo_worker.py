@@ -169,7 +169,7 @@ class Server(LLMEngine):
         yield last | ({"completion_usage": usage} if usage else {})
 
     async def abort(self, context):
-        # The server gives up what nobody reads.
+        # The server aborts a request that no client reads.
         if answer := self.answers.get(context.id()):
             answer.close()
 

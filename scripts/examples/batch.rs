@@ -1,4 +1,4 @@
-//! Many prompts at once, each with an answer of a given form: `cargo run --release --example batch -- MODEL`.
+//! Many prompts at once, each with an answer in a given format: `cargo run --release --example batch -- MODEL`.
 
 #![expect(clippy::print_stdout, reason = "it is what an example does")]
 

@@ -1,4 +1,4 @@
-"""An answer of a given form, whatever the model; pip install openai."""
+"""An answer in a given format, whatever the model; pip install openai."""
 
 import os
 from typing import Literal

@@ -1,4 +1,4 @@
-//! Templates that want to take all there is, or to break what reads them: each ends, with an error that says why, within
+//! Templates that exhaust memory or time, or break their parser: each ends, with an error that gives the reason, within
 //! its limits.
 
 use std::fmt::Write as _;
@@ -10,7 +10,7 @@ use serde_json::json;
 use super::ChatTemplate;
 use super::jinja::{Limits, Spent};
 
-/// Small, so that tests are quick. The time is for what has no other limit.
+/// Small, so that tests are quick. The time is for operations without another limit.
 const LIMITS: Limits = Limits {
     steps: 200_000,
     value_bytes: 4 << 20,
@@ -23,7 +23,7 @@ const LIMITS: Limits = Limits {
 const STEPS: &str = "does not end within 200000 steps";
 const VALUES: &str = "bytes, more than the 4194304 that a rendering may take";
 const WORK: &str = "more than the 33554432 that a rendering may do";
-const OUTPUT: &str = "writes more than the 1048576 bytes that it may";
+const OUTPUT: &str = "writes more than the limit of 1048576 bytes";
 const FAILED: &str = "the chat template failed";
 const NESTED: &str = "values are nested more than 200 deep";
 const ITSELF: &str = "contains itself";
@@ -45,7 +45,7 @@ fn check(source: &str, expected: &str) {
             let message = error.to_string();
             assert!(expected != FINE && message.contains(expected), "{shown}: {message}");
             assert!(message.len() < 4_000, "{shown}: the error has {} bytes", message.len());
-            // What the error was made of is written too, where somebody wants to know more.
+            // The error's causes are included, as with --verbose.
             let mut source = std::error::Error::source(&error);
             while let Some(cause) = source {
                 assert!(cause.to_string().len() < 4_000, "{shown}");
@@ -58,14 +58,14 @@ fn check(source: &str, expected: &str) {
     }
 }
 
-/// Something that is done over and over, with what it made before.
+/// An operation that is repeated, with its previous result.
 fn repeated(start: &str, step: &str, rest: &str) -> String {
     format!(
         "{{% set ns = namespace(s={start}) %}}{{% for i in range(9999) %}}{{% set ns.s = {step} %}}{{% endfor %}}{rest}"
     )
 }
 
-/// The same for what doubles each time.
+/// The same for operations that double their input.
 fn doubled(start: &str, step: &str, rest: &str) -> String {
     repeated(start, step, rest).replace("9999", "40")
 }
@@ -117,7 +117,7 @@ fn what_doubles_is_bounded_by_its_bytes() {
     ] {
         check(macros, VALUES);
     }
-    // Parts that are shared are small, and are written in full.
+    // Shared elements are small, but are written in full.
     for rest in [
         "{{ ns.s }}",
         "{{ ns.s | string }}",
@@ -131,7 +131,7 @@ fn what_doubles_is_bounded_by_its_bytes() {
     for key in ["{(ns.s): 1}", "[ns.s] | unique | list", "ns.s in {}", "{}.get(ns.s)"] {
         check(&doubled("(1,)", "(ns.s, ns.s)", &format!("{{{{ {key} }}}}")), VALUES);
     }
-    // As many values as a rendering can have steps.
+    // The number of values equals the number of steps of a rendering.
     check(
         "{% for i in range(99999) %}{% for j in range(99) %}{% macro m() %}{{ i }}{% endmacro %}{% endfor %}{% endfor %}",
         VALUES,
@@ -232,7 +232,7 @@ fn loops_end() {
     );
     check("{% block a %}{{ self.a() }}{% endblock %}", FAILED);
     for alone in ["include 'chat'", "extends 'chat'", "import 'chat' as c", "from 'chat' import c"] {
-        check(&format!("{{% {alone} %}}"), "stands alone");
+        check(&format!("{{% {alone} %}}"), "single file");
     }
 }
 
@@ -277,7 +277,7 @@ fn nesting_is_bounded() {
         let knot = "{% set ns = namespace() %}{% set other = namespace() %}{% set ns.ns = ns %}{% set ns.l = [ns] %}{% set other.l = [other] %}";
         check(&format!("{knot}{rest}"), expected);
     }
-    // What the engine compares by itself is a text.
+    // The engine itself compares only strings.
     check(
         &doubled(
             "[1]",
@@ -290,7 +290,7 @@ fn nesting_is_bounded() {
 
 #[test]
 fn rendering_needs_little_stack() {
-    // Half of what threads of the server have.
+    // Half the stack of the server's threads.
     let test = || {
         for calls in [
             "{% macro m(n) %}{{ m(n, *[1]) }}{{ varargs }}{% endmacro %}{{ m(0) }}",
@@ -361,7 +361,7 @@ fn sources_are_read_with_little_stack() {
         check(&blocks(begin, end), "blocks are nested");
     }
     check(&format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(20_000)), "blocks are nested");
-    // Branches one behind the other are not.
+    // Branches one after the other are not.
     check(&"{% if 0 %}{% elif 0 %}{% elif 1 %}x{% endif %}".repeat(200), FINE);
     check(&format!("{{% macro m({}) %}}{{% endmacro %}}", "a,".repeat(20_000)), SYNTAX);
     check(&format!("{{% for {}1{} in a %}}{{% endfor %}}", "(".repeat(20_000), ")".repeat(20_000)), SYNTAX);
@@ -463,7 +463,7 @@ fn work_that_leaves_nothing_ends_too() {
         let error = render(&source, &by_work).unwrap_err();
         assert!(error.message().contains("more than the 4194304 that a rendering may do"), "{work}: {error}");
     }
-    // The engine's own steps are not counted here, but the clock is looked at all the same.
+    // The engine's own steps are not counted here, but the clock is checked.
     let limits = Limits { time: Duration::from_millis(20), ..limits };
     let loops = |inner: &str| {
         format!(
@@ -497,7 +497,7 @@ fn a_template_is_tried_out_within_one_budget() {
     use crate::chat::{Chat, ChatConfig};
     let config = |template: &str| ChatConfig { template: Some(template.to_owned()), ..ChatConfig::default() };
     let tokenizer = tokenizer(None, &["<s>", "</s>"], true);
-    // Each rendering is a small part of what one may cost, and there are dozens.
+    // Each rendering uses a small part of its budget, and there are dozens.
     let source = "{% for i in range(99) %}{% set x = ('a' * 99999) | upper %}{% endfor %}{{ messages }}{{ tools }}{% for m in messages %}{{ m.tool_calls }}{% endfor %}";
     let chat = Chat::with_config(&tokenizer, &config(source)).unwrap();
     let notice = chat.notice().or(chat.problem().map(str::to_owned)).unwrap_or_default();
@@ -541,7 +541,7 @@ fn values_are_taken_from_an_account() {
     assert_eq!(render(6 << 20).unwrap(), (6 << 20).to_string());
     let error = render(16 << 20).unwrap_err();
     assert!(error.message().contains("bytes of memory for its values than there are"), "{error}");
-    // So is what is written, where it is more than what was said.
+    // So is the output, where it exceeds the conversation.
     let charged = |length: usize| {
         super::on_account(account, || {
             super::jinja::charged_for_text(length, || Ok(TAKEN.load(Ordering::Relaxed)))
@@ -553,7 +553,7 @@ fn values_are_taken_from_an_account() {
     assert!(ChatTemplate::new("{{ ('a' * 16777216) | length }}").unwrap().render(&json!({})).is_ok());
 }
 
-/// Expressions of all operators, filters, methods and tests, on what the template made before.
+/// Expressions of all operators, filters, methods and tests, on the template's previous results.
 fn expression() -> impl Strategy<Value = String> {
     let leaf = prop_oneof![
         Just("ns.a".to_owned()),
@@ -610,7 +610,7 @@ proptest! {
         turns in prop_oneof![Just(3_usize), Just(40), Just(99_999)],
         written in expression(),
     ) {
-        // A step that fails ends the template, so that each is tried on its own and with what came before.
+        // A step that fails ends the template, so each is tried alone and with the previous results.
         for count in 1..=steps.len() {
             let mut body = String::new();
             for (is_a, step) in &steps[..count] {

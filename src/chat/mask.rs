@@ -1,8 +1,8 @@
 //! Keeps text that spells special tokens apart from the template's own tokens.
 //!
-//! Before rendering, every such spelling in the messages is replaced by one private-use character that
-//! occurs nowhere else; templates can trim, split and compare the text as before. After rendering, the
-//! spellings come back and their places are known. Text without such spellings is not touched at all.
+//! Before rendering, every such spelling in the messages is replaced by one private-use character that occurs nowhere
+//! else; templates can trim, split and compare the text as before. After rendering, the spellings are restored and
+//! their positions are known. Text without such spellings is unchanged.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -15,7 +15,7 @@ use crate::{Error, Result};
 /// The private-use characters of plane 15.
 const PRIVATE: std::ops::RangeInclusive<char> = '\u{F0000}'..='\u{FFFFD}';
 
-/// The spellings that were replaced, and by what.
+/// The replaced spellings, and their replacements.
 #[derive(Debug)]
 pub(super) struct Mask<'t> {
     tokenizer: &'t Tokenizer,
@@ -67,7 +67,7 @@ impl<'t> Mask<'t> {
         Ok(())
     }
 
-    /// The text with the spellings back in place, and where they are.
+    /// The text with the spellings restored, and their positions.
     pub(super) fn restore(&self, rendered: &str) -> (String, Vec<Range<usize>>) {
         let mut text = String::with_capacity(rendered.len());
         let mut protected = Vec::new();
@@ -90,7 +90,7 @@ impl<'t> Mask<'t> {
 
     fn hide_text(&mut self, text: &str) -> Result<Option<String>> {
         let spans = self.tokenizer.find_special(text);
-        // Private-use characters that a message contains are hidden too, so that each stands for itself.
+        // Private-use characters of a message are replaced too, so that they are restored to themselves.
         if spans.is_empty() && !text.chars().any(|c| PRIVATE.contains(&c)) {
             return Ok(None);
         }
@@ -118,7 +118,7 @@ impl<'t> Mask<'t> {
         }
         let free = PRIVATE.skip(self.spellings.len()).find(|c| !self.taken.contains(c));
         let c = free.ok_or_else(|| {
-            Error::invalid_request("the messages contain too many different private-use characters")
+            Error::invalid_request("the messages have too many different private-use characters")
         })?;
         self.taken.insert(c);
         self.spellings.insert(c, spelling.to_owned());

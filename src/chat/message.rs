@@ -2,20 +2,20 @@
 
 use serde_json::{Map, Value};
 
-/// What a turn says.
+/// The content of a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
     /// This text.
     Text(String),
-    /// Nothing, because the client says `null`: the template finds `none`, of which some write something else than of
-    /// an empty text.
+    /// Empty, because the client sent `null`: the template gets `none`, which some templates render differently from an
+    /// empty text.
     Null,
-    /// Nothing, because the turn has no such field.
+    /// Empty, because the turn has no such field.
     Missing,
 }
 
 impl Content {
-    /// The text, which is empty where nothing is said.
+    /// The text; empty if there is none.
     #[must_use]
     pub fn as_text(&self) -> &str {
         match self {
@@ -44,7 +44,7 @@ impl Content {
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Message {
-    /// `system`, `user`, `assistant`, or what else the template knows.
+    /// `system`, `user`, `assistant`, or another role of the template.
     pub role: String,
     /// The text.
     pub content: Content,

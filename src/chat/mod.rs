@@ -1,8 +1,8 @@
 //! Conversations: from messages to the token ids of a prompt.
 //!
-//! Invariant: only a chat template produces special tokens. A message that spells one is encoded as the
-//! letters it consists of. There is no built-in template: a model without one is an error, because a
-//! guessed format gives answers that are subtly bad. This module does not know the engine.
+//! Invariant: only a chat template produces special tokens. A message that spells one is encoded as its letters. There
+//! is no built-in template: a model without one is an error, because a guessed format gives answers that are subtly
+//! bad. This module does not depend on the engine.
 
 mod answer;
 mod jinja;
@@ -26,8 +26,7 @@ pub use self::answer::{
     AnswerEvent, AnswerFormat, AnswerParser, FormatChoice, Passage, Passages, PromptEnd, ReasoningFormat,
     Tool, ToolCallFormat,
 };
-#[cfg(feature = "server")]
-pub(crate) use self::jinja::{Account, format_time, on_account};
+pub use self::jinja::{Account, format_time, on_account};
 pub use self::message::{Content, Message};
 pub use self::template::ChatTemplate;
 
@@ -40,7 +39,7 @@ const REASONING_SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 pub struct ChatOptions {
     /// Whether the prompt ends where the assistant's answer begins.
     pub add_generation_prompt: bool,
-    /// End the prompt where the last message ends, so that the model goes on with it.
+    /// End the prompt where the last message ends, so that the model continues it.
     pub continue_final_message: bool,
     /// Descriptions of the tools that the model may call: a list of objects.
     pub tools: Option<Value>,
@@ -59,18 +58,18 @@ impl Default for ChatOptions {
     }
 }
 
-/// Stands behind the last message while a prompt is rendered that ends there. The last one in the text counts, so it
-/// does not matter whether messages have it too.
+/// Appended to the last message while a prompt that ends there is rendered. The last one in the text counts, so
+/// messages may have it too.
 const MESSAGE_END: char = '\u{10FFFD}';
 
-/// What of a model's chat format is chosen by hand.
+/// The user's overrides of a model's chat format.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ChatConfig {
-    /// The source of a template, in place of the model's own.
+    /// The source of a template, instead of the model's own.
     pub template: Option<String>,
-    /// The form in which the model calls tools.
+    /// The format in which the model calls tools.
     pub tool_calls: FormatChoice<ToolCallFormat>,
-    /// The form in which it reasons.
+    /// The format in which it reasons.
     pub reasoning: FormatChoice<ReasoningFormat>,
 }
 
@@ -79,15 +78,15 @@ pub struct ChatConfig {
 pub struct Chat {
     answers: AnswerFormat,
     detected: Detected,
-    /// No form of calls was found or chosen.
-    lacks_form: bool,
+    /// No tool-call format was found or chosen.
+    lacks_syntax: bool,
     template: ChatTemplate,
     /// The template for requests with tools, where the model has a separate one.
     tool_use: Option<ChatTemplate>,
     /// The special tokens that templates know by name.
     tokens: Map<String, Value>,
     probe: Probe,
-    /// What trying the template has cost, as long as it is being tried.
+    /// The cost of trying the template, during the trial.
     trials: Option<Mutex<Spent>>,
 }
 
@@ -101,7 +100,7 @@ impl Chat {
         Self::with_config(tokenizer, &ChatConfig::default())
     }
 
-    /// The same, changed as `config` says.
+    /// The same, changed by `config`.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -111,7 +110,7 @@ impl Chat {
             Error::new(ErrorKind::Unsupported, "the model has no chat template")
                 .with_hint("send the prompt as it is, with --raw, or give a template with --chat-template")
         })?;
-        // A template that was given stands for all of the model's.
+        // A given template replaces all of the model's.
         let tool_use = match config.template {
             Some(_) => None,
             None => tokenizer.named_chat_template("tool_use"),
@@ -120,7 +119,7 @@ impl Chat {
         let mut chat = Self {
             answers: AnswerFormat::default(),
             detected: Detected::Nothing,
-            lacks_form: false,
+            lacks_syntax: false,
             template: ChatTemplate::new(source)?,
             tool_use: tool_use.map(ChatTemplate::new).transpose()?,
             tokens: tokenizer.template_tokens(),
@@ -129,10 +128,10 @@ impl Chat {
         };
         chat.probe = probe::probe(&mut chat);
         chat.detected = ToolCallFormat::detect(&chat, &sources, tokenizer);
-        chat.lacks_form = config.tool_calls == FormatChoice::Auto && chat.detected.form().is_none();
+        chat.lacks_syntax = config.tool_calls == FormatChoice::Auto && chat.detected.syntax().is_none();
         chat.answers = AnswerFormat {
             tool_calls: match &config.tool_calls {
-                FormatChoice::Auto => chat.detected.form(),
+                FormatChoice::Auto => chat.detected.syntax(),
                 FormatChoice::None => None,
                 FormatChoice::Named(format) => Some(format.clone().fitting(&sources, tokenizer)),
             },
@@ -146,31 +145,31 @@ impl Chat {
         Ok(chat)
     }
 
-    /// Why the template is of no use: it fails, or writes nothing of what the user says.
+    /// The defect of an unusable template: it fails, or omits the user's text.
     #[must_use]
     pub fn problem(&self) -> Option<&str> {
         self.probe.problem.as_deref()
     }
 
-    /// What conversations the template does not take, in a line.
+    /// The conversations that the template does not accept, in a line.
     #[must_use]
     pub fn notice(&self) -> Option<String> {
         let mut notices = Vec::new();
         if !self.probe.refused.is_empty() {
-            notices.push(format!("the chat template does not take {}", self.probe.refused.join(", ")));
+            notices.push(format!("the chat template does not accept {}", self.probe.refused.join(", ")));
         }
         let unknown = match self.detected {
-            _ if !self.lacks_form => None,
-            Detected::Unread => Some("writes calls in a form that is not known"),
-            _ => self.uses_tools().then_some("tells of tools and not how they are called"),
+            _ if !self.lacks_syntax => None,
+            Detected::Unread => Some("writes calls in an unknown format"),
+            _ => self.uses_tools().then_some("lists tools and not the format of calls"),
         };
         notices.extend(unknown.map(|why| {
-            format!("the chat template {why}, so tools cannot be called (--tool-call-parser names a form)")
+            format!("the chat template {why}, so tools cannot be called (--tool-call-parser names a format)")
         }));
         (!notices.is_empty()).then(|| notices.join("; "))
     }
 
-    /// The forms of what the model answers.
+    /// The formats of the model's answers.
     #[must_use]
     pub fn answer_format(&self) -> &AnswerFormat {
         &self.answers
@@ -184,17 +183,17 @@ impl Chat {
 
     /// How the model calls tools and how it reasons, in a line.
     #[must_use]
-    pub fn forms(&self) -> String {
+    pub fn formats(&self) -> String {
         format!("tool calls {}, reasoning {}", self.answers.tool_calls_line(), self.answers.reasoning_line())
     }
 
-    /// The source of the template, as its makers or whoever runs the program wrote it.
+    /// The source of the template, as its authors or the operator wrote it.
     #[must_use]
     pub fn template_source(&self) -> &str {
         self.template.source()
     }
 
-    /// Whether the template tells the model of tools.
+    /// Whether the template writes tools.
     #[must_use]
     pub fn uses_tools(&self) -> bool {
         self.tool_use.is_some() || self.template.uses("tools")
@@ -212,8 +211,8 @@ impl Chat {
     /// The variables of the template with which the model answers without reasoning first.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if the template writes the same prompt with and without each of those that
-    /// templates are known to have.
+    /// [`ErrorKind::Unsupported`] if the template renders the same prompt with and without each switch that templates
+    /// are known to have.
     pub fn variables_without_reasoning(&self) -> Result<Map<String, Value>> {
         let render = |name: &str, value: bool| {
             let variables = Map::from_iter([(name.to_owned(), value.into())]);
@@ -235,11 +234,11 @@ impl Chat {
                 REASONING_SWITCHES.join(" and ")
             ),
         )
-        .with_hint("leave --no-thinking out, or tell the model with --system what its makers say"))
+        .with_hint("omit --no-thinking, or give the instruction of the model's authors with --system"))
     }
 
-    /// The prompt as text, for people to read. In this form a message that spells a special token cannot
-    /// be told from the template's own tokens; [`Self::encode`] keeps them apart.
+    /// The prompt as text, for people to read. In this text a message that spells a special token cannot
+    /// be distinguished from the template's own tokens; [`Self::encode`] keeps them apart.
     ///
     /// # Errors
     /// If the template refuses the messages, fails, runs too long or writes too much.
@@ -260,7 +259,7 @@ impl Chat {
         self.encode_within(tokenizer, messages, options, (usize::MAX, usize::MAX))
     }
 
-    /// The same if the prompt has at most so many bytes, which is what a context of so many tokens has room for.
+    /// The same if the prompt has at most this many bytes, the maximum for a context of this many tokens.
     pub(crate) fn encode_within(
         &self,
         tokenizer: &Tokenizer,
@@ -283,13 +282,13 @@ impl Chat {
                 ErrorKind::ContextLength,
                 format!(
                     "This model's maximum context length is {max_tokens} tokens. However, the chat template makes a \
-                     prompt of {} bytes, which are more tokens for certain. Please reduce the length of the messages",
+                     prompt of {} bytes, which certainly are more tokens. Please reduce the length of the messages",
                     rendered.len()
                 ),
             )
             .with_hint(template::WAY_OUT));
         }
-        // What is more than the conversation is on nobody's account yet.
+        // Memory beyond the conversation is not charged to an account yet.
         let ids = jinja::charged_for_text(rendered.len().saturating_sub(input_bytes), || {
             if mask.is_empty() {
                 return tokenizer.encode(&rendered, SpecialTokens::Parse);
@@ -305,7 +304,7 @@ impl Chat {
         self.tool_use.as_ref().filter(|_| wants_tools).unwrap_or(&self.template)
     }
 
-    /// All tries together take what one rendering may; while the template is tried out, all renderings do.
+    /// All tries together have the budget of one rendering; during the trial of the template, all renderings do.
     fn render_json(&self, json: Value, options: &ChatOptions) -> Result<String> {
         match &self.trials {
             Some(spent) => {
@@ -331,7 +330,7 @@ impl Chat {
         let has_calls =
             json.get("messages").and_then(Value::as_array).is_some_and(|all| all.iter().any(is_call));
         let mut rendered = template.render_within(&json, limits, spent);
-        // What costs too much will not cost less.
+        // An expensive template will not become cheaper.
         let mut try_again = |rendered: Result<String>, json: &Value| match spent.over() {
             Some(_) => rendered,
             None => template.render_within(json, limits, spent).or(rendered),
@@ -343,14 +342,14 @@ impl Chat {
                 rendered = try_again(rendered, &with_text);
             }
         }
-        // A template that knows nothing of turns without content gets what other templates write the same for.
+        // A template without support for turns without content gets the text that others render in the same way.
         let empty = self.content(String::new());
         for fill in [Value::Null, empty] {
             if rendered.is_err() && fill_contents(&mut json, &fill) {
                 rendered = try_again(rendered, &json);
             }
         }
-        // Arguments of calls are objects, as most templates want them. Some put them into a text as they are.
+        // Arguments of calls are objects, as most templates expect. Some insert them into a text unchanged.
         if rendered.is_err() && has_calls && write_arguments_as_text(&mut json) {
             rendered = try_again(rendered, &json);
         }
@@ -359,7 +358,7 @@ impl Chat {
             let end = rendered.rfind(MESSAGE_END).ok_or_else(|| {
                 Error::new(
                     ErrorKind::Unsupported,
-                    "the chat template does not write the last message as it is, so it cannot be continued",
+                    "the chat template changes the text of the last message, so it cannot be continued",
                 )
             })?;
             rendered.truncate(end);
@@ -367,9 +366,9 @@ impl Chat {
         Ok(rendered)
     }
 
-    /// A text as the template wants it.
+    /// A text in the template's format.
     fn content(&self, text: String) -> Value {
-        if self.probe.wants_parts { json!([{"type": "text", "text": text}]) } else { text.into() }
+        if self.probe.wants_content_parts { json!([{"type": "text", "text": text}]) } else { text.into() }
     }
 
     fn context(&self, messages: &[Message], options: &ChatOptions) -> Map<String, Value> {
@@ -393,7 +392,7 @@ impl Chat {
             fields.extend(message.extra.clone());
             Value::Object(fields)
         });
-        // What a request gives to the template wins, as with transformers.
+        // Values of the request take precedence, as in transformers.
         let mut context = self.tokens.clone();
         context.extend(options.variables.clone());
         context.insert("messages".to_owned(), messages.collect());
@@ -404,8 +403,8 @@ impl Chat {
     }
 }
 
-/// Gives this content to all messages that have none, and says whether there were any. Those without the field are the
-/// first, and get `null`.
+/// Sets this content for all messages that have none, and returns whether there were any. Those without the field are
+/// tried first, and get `null`.
 fn fill_contents(context: &mut Value, content: &Value) -> bool {
     let messages = context.get_mut("messages").and_then(Value::as_array_mut);
     let mut found = false;
@@ -419,7 +418,7 @@ fn fill_contents(context: &mut Value, content: &Value) -> bool {
     found
 }
 
-/// Makes texts of the arguments of all calls, and says whether there were any to make one of.
+/// Converts the arguments of all calls to texts, and returns whether there were any.
 fn write_arguments_as_text(context: &mut Value) -> bool {
     let messages = context.get_mut("messages").and_then(Value::as_array_mut);
     let calls =
@@ -465,12 +464,12 @@ impl Conversation {
         self.system = system;
     }
 
-    /// Adds what the user said.
+    /// Adds a user message.
     pub fn push_user(&mut self, content: impl Into<String>) {
         self.messages.push(Message::new("user", content));
     }
 
-    /// Adds what the model answered.
+    /// Adds a model's answer.
     pub fn push_assistant(&mut self, content: impl Into<String>) {
         self.messages.push(Message::new("assistant", content));
     }

@@ -1,5 +1,5 @@
-//! What a chat template makes of small conversations, found out when a model is loaded: whether it writes what is said
-//! at all, and which forms of a conversation it does not take.
+//! Renders small conversations with a chat template when a model is loaded: whether it writes the messages at all, and
+//! which kinds of conversations it does not accept.
 
 use serde_json::{Value, json};
 
@@ -13,42 +13,42 @@ const TOOL: &str = "probing_tool_4715";
 /// Characters of a template's own message that are repeated.
 const MAX_MESSAGE: usize = 160;
 
-/// What was found out.
+/// The findings.
 #[derive(Debug, Default)]
 pub(super) struct Probe {
-    /// Why nobody can chat with this template.
+    /// Why this template cannot be used for chats.
     pub(super) problem: Option<String>,
-    /// The forms that it does not take, and why.
+    /// The kinds of conversations that it does not accept, and why.
     pub(super) refused: Vec<String>,
-    /// Whether it takes the content of a message as a list of parts only.
-    pub(super) wants_parts: bool,
+    /// Whether it accepts the content of a message only as a list of parts.
+    pub(super) wants_content_parts: bool,
     /// Whether it writes calls only of a message whose content is null.
     pub(super) wants_null: bool,
 }
 
-/// What became of one conversation.
+/// The result for one conversation.
 enum Outcome {
     Written,
     LeftOut,
     Failed(String),
 }
 
-/// Tries the forms.
+/// Tries each kind of conversation.
 pub(super) fn probe(chat: &mut Chat) -> Probe {
     let question = || Message::new("user", QUESTION);
     let alone = [question()];
     let mut first = outcome(chat, &alone, None, &[QUESTION]);
     if !matches!(first, Outcome::Written) {
-        chat.probe.wants_parts = true;
+        chat.probe.wants_content_parts = true;
         match outcome(chat, &alone, None, &[QUESTION]) {
             Outcome::Written => first = Outcome::Written,
-            _ => chat.probe.wants_parts = false,
+            _ => chat.probe.wants_content_parts = false,
         }
     }
     let system = [Message::new("system", SYSTEM), question()];
     let turns = [question(), Message::new("assistant", ANSWER), question()];
-    let mut forms = vec![
-        ("a message of the user alone", first),
+    let mut kinds = vec![
+        ("a user message alone", first),
         ("a system message", outcome(chat, &system, None, &[SYSTEM, QUESTION])),
         ("several turns", outcome(chat, &turns, None, &[ANSWER, QUESTION])),
     ];
@@ -58,8 +58,8 @@ pub(super) fn probe(chat: &mut Chat) -> Probe {
             "description": "Does nothing.",
             "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "Any."}}, "required": ["x"]},
         }}]);
-        forms.push(("tools", outcome(chat, &alone, Some(&tools), &[TOOL, QUESTION])));
-        forms.push(("results of tools", outcome(chat, &round(), Some(&tools), &[RESULT, TOOL])));
+        kinds.push(("tools", outcome(chat, &alone, Some(&tools), &[TOOL, QUESTION])));
+        kinds.push(("results of tools", outcome(chat, &round(), Some(&tools), &[RESULT, TOOL])));
     }
     // Where the content of a message with calls is empty, some write it instead of them.
     let is_written = |chat: &Chat| matches!(outcome(chat, &round(), None, &[TOOL]), Outcome::Written);
@@ -67,20 +67,20 @@ pub(super) fn probe(chat: &mut Chat) -> Probe {
         chat.probe.wants_null = true;
         chat.probe.wants_null = is_written(chat);
     }
-    let Probe { wants_parts, wants_null, .. } = chat.probe;
-    let mut found = Probe { wants_parts, wants_null, ..Probe::default() };
+    let Probe { wants_content_parts, wants_null, .. } = chat.probe;
+    let mut found = Probe { wants_content_parts, wants_null, ..Probe::default() };
     let mut is_usable = false;
-    for (form, outcome) in &forms {
+    for (kind, outcome) in &kinds {
         match outcome {
             Outcome::Written => is_usable = true,
-            Outcome::LeftOut => found.refused.push(format!("{form} (it is left out)")),
-            Outcome::Failed(message) => found.refused.push(format!("{form} ({message})")),
+            Outcome::LeftOut => found.refused.push(format!("{kind} (it is left out)")),
+            Outcome::Failed(message) => found.refused.push(format!("{kind} ({message})")),
         }
     }
     if !is_usable {
-        found.problem = Some(match forms.into_iter().next() {
+        found.problem = Some(match kinds.into_iter().next() {
             Some((_, Outcome::Failed(message))) => message,
-            _ => "the chat template writes nothing of what the user says".to_owned(),
+            _ => "the chat template does not write the user's message".to_owned(),
         });
     }
     found

@@ -1,7 +1,7 @@
 //! A chat template: Jinja source from a model's files, run within limits.
 //!
-//! Invariant: whatever the source, rendering ends, and what it writes, what its values take and what is done with them is
-//! bounded. A template comes with a download and is not trusted.
+//! Invariant: for every source, rendering ends, and its output, the memory of its values and its work are bounded. A
+//! template is downloaded and not trusted.
 
 use std::collections::HashSet;
 use std::error::Error as _;
@@ -13,16 +13,16 @@ use minijinja::{Environment, Error as TemplateError, ErrorKind as TemplateErrorK
 use super::jinja::{self, Limits, Raised, Rendering, Spent};
 use crate::{Error, Result, visible};
 
-/// Bytes of a template's source. The longest known ones are below 50 kB.
+/// Maximum bytes of a template's source. The longest known ones are below 50 kB.
 const MAX_SOURCE_BYTES: usize = 1 << 20;
 /// Characters of an error that are repeated.
 const MAX_DETAIL: usize = 500;
 /// For reading a template: its expressions are read by recursion.
 const STACK_BYTES: usize = 32 << 20;
 const NAME: &str = "chat";
-/// What to do about a limit.
+/// The way out for a limit.
 pub(super) const WAY_OUT: &str =
-    "shorten the conversation, or have another template take this one's place, with --chat-template FILE";
+    "shorten the conversation, or replace the template with --chat-template FILE";
 
 /// A compiled chat template.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub struct ChatTemplate {
     source: String,
     /// The variables that it reads, its own among them.
     names: HashSet<String>,
-    /// In the place of what a conversation is given.
+    /// Replaces the conversation's inputs.
     limits: Option<Limits>,
     /// Instructions of one rendering.
     steps: u64,
@@ -71,7 +71,7 @@ impl ChatTemplate {
                     Error::internal("the template engine refuses its settings").with_source(error)
                 })?;
                 environment.add_template_owned(NAME, rewritten.source).map_err(|error| {
-                    let message = format!("the chat template has a syntax error{}", place_and_detail(&error));
+                    let message = format!("the chat template has a syntax error{}", line_and_detail(&error));
                     Error::invalid_model(message).with_source(error)
                 })?;
                 Ok(Self { environment, source: source.to_owned(), names: rewritten.names, limits, steps })
@@ -104,7 +104,7 @@ impl ChatTemplate {
         self.render_within(context, &Limits::for_input(num_bytes(context)), &mut Spent::default())
     }
 
-    /// The same within what is left of these limits.
+    /// The same within the rest of these limits.
     pub(super) fn render_within(
         &self,
         context: &serde_json::Value,
@@ -118,7 +118,7 @@ impl ChatTemplate {
         let mut output = Capped { bytes: Vec::new(), limit: limits.output_bytes, is_exceeded: false };
         let result = self.write(context, limits, spent, &mut output);
         if output.is_exceeded {
-            spent.end(format!("writes more than the {} bytes that it may", limits.output_bytes));
+            spent.end(format!("writes more than the limit of {} bytes", limits.output_bytes));
         }
         if let Err(error) = &result
             && error.kind() == TemplateErrorKind::OutOfFuel
@@ -159,7 +159,7 @@ pub(super) fn limits_for(context: &serde_json::Value) -> Limits {
     Limits::for_input(num_bytes(context))
 }
 
-/// About what JSON takes as text.
+/// About the size of its JSON text.
 pub(super) fn num_bytes(json: &serde_json::Value) -> usize {
     match json {
         serde_json::Value::String(text) => text.len(),
@@ -205,11 +205,11 @@ fn render_error(error: &TemplateError) -> Error {
         }
         source = current.source();
     }
-    Error::invalid_request(format!("the chat template failed{}", place_and_detail(error)))
+    Error::invalid_request(format!("the chat template failed{}", line_and_detail(error)))
 }
 
-fn place_and_detail(error: &TemplateError) -> String {
-    // The innermost error is the one that says what went wrong.
+fn line_and_detail(error: &TemplateError) -> String {
+    // The innermost error has the cause.
     let mut cause = error;
     while let Some(inner) = cause.source().and_then(|source| source.downcast_ref::<TemplateError>()) {
         cause = inner;
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_says_what_it_reads() {
+    fn a_template_reports_what_it_reads() {
         let check = |source: &str, expected: bool| {
             assert_eq!(ChatTemplate::new(source).unwrap().uses("tools"), expected, "{source}");
         };
@@ -252,7 +252,7 @@ mod tests {
         check("{{ messages[0].tools }} tools", false);
     }
 
-    /// Templates and what Jinja2 writes for them, or nothing where it fails; `scripts/render_templates.py` makes them.
+    /// Templates and Jinja2's output for them, or none where it fails; `scripts/render_templates.py` generates them.
     #[test]
     fn expressions_and_blocks_are_those_of_jinja() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/templates/expressions.json");
@@ -298,7 +298,7 @@ mod tests {
         check("{% macro m() %}{{ raise_exception('deep') }}{% endmacro %}{{ m() }}", "messages: deep");
         check("\n{{ nothing.at.all }}", "failed in line 2: undefined value");
         check("\n\n{{ ['a'] + 'b' }}", "failed in line 3: unsupported operand types for +: 'list' and 'str'");
-        check("{% include 'other' %}", "stands alone");
+        check("{% include 'other' %}", "single file");
         check("{{ [].append(1) }}", "cannot change a list");
         check("a\n{% if %}", "syntax error in line 2");
         check("a\n\n{{ .System }}{{ .Prompt }}", "syntax error in line 3");

@@ -34,7 +34,7 @@ pub(super) fn tokenizer(template: Option<&str>, special: &[&str], add_bos: bool)
         ("tokenizer.ggml.add_bos_token", Entry::Bool(add_bos)),
         ("tokenizer.ggml.unknown_token_id", Entry::Unsigned(258)),
         ("tokenizer.ggml.padding_token_id", Entry::Unsigned(259)),
-        // What is none is no hindrance.
+        // An invalid one does no harm.
         ("tokenizer.ggml.seperator_token_id", Entry::Unsigned(1 << 20)),
     ]);
     if let Some(template) = template {
@@ -132,7 +132,7 @@ fn reasoning_is_switched_off_where_the_template_has_a_switch() {
     let later = "{{ messages[0].content }}{% if thinking %}<think>{% else %}</think>{% endif %}";
     let variables = chat(later).variables_without_reasoning().unwrap();
     assert_eq!(variables, with("thinking", json!(false)).variables);
-    // One that names the variable and does nothing with it has no switch.
+    // A template that names the variable but ignores it has no switch.
     let idle = "{% if enable_thinking %}{% endif %}{{ messages[0].content }}";
     for source in [source("deepseek"), source("zephyr"), idle.to_owned()] {
         let error = chat(&source).variables_without_reasoning().unwrap_err();
@@ -221,32 +221,36 @@ fn a_template_is_tried_before_anybody_chats() {
     let plain = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}";
     check(plain, None, None);
     check(
-        "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}",
+        "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}{% for m \
+         in messages %}{{ m.content }}{% endfor %}",
         None,
-        Some("the chat template does not take a system message (System role not supported)"),
+        Some("the chat template does not accept a system message (System role not supported)"),
     );
     check(
         "{{ messages[-1].content }}",
         None,
         Some(
-            "the chat template does not take a system message (it is left out), several turns (it is left out)",
+            "the chat template does not accept a system message (it is left out), several turns (it is left out)",
         ),
     );
-    let nothing = "the chat template writes nothing of what the user says";
-    let all = "the chat template does not take a message of the user alone (it is left out), a system message (it is left out), several turns (it is left out)";
+    let nothing = "the chat template does not write the user's message";
+    let all = "the chat template does not accept a user message alone (it is left out), a system message (it \
+               is left out), several turns (it is left out)";
     check("chatml", Some(nothing), Some(all));
     check("{{ messages | length }}", Some(nothing), Some(all));
     let broken = tokenizer(Some("{{ messages[0].content + 1 }}"), &["<s>", "</s>"], false);
     let chat = Chat::new(&broken).unwrap();
     assert!(chat.problem().unwrap().contains("failed in line 1: unsupported operand types"), "{chat:?}");
     let with_tools = format!("{{% for t in tools or [] %}}{{{{ t | tojson }}}}{{% endfor %}}{plain}");
-    let unknown = "the chat template tells of tools and not how they are called, so tools cannot be called (--tool-call-parser names a form)";
+    let unknown = "the chat template lists tools and not the format of calls, so tools cannot be called \
+                   (--tool-call-parser names a format)";
     check(&with_tools, None, Some(unknown));
 }
 
 #[test]
 fn content_comes_in_parts_where_a_template_wants_them() {
-    let source = "{% for m in messages %}{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }};{% endif %}{% endfor %}{% endfor %}";
+    let source = "{% for m in messages %}{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }};{% \
+                  endif %}{% endfor %}{% endfor %}";
     let tokenizer = tokenizer(Some(source), &["<s>", "</s>"], false);
     let chat = Chat::new(&tokenizer).unwrap();
     assert_eq!(chat.problem(), None);
@@ -257,7 +261,8 @@ fn content_comes_in_parts_where_a_template_wants_them() {
 fn arguments_are_objects_or_texts_as_the_template_takes_them() {
     let check = |write: &str, expected: &str| {
         let source = format!(
-            "{{% for m in messages %}}{{{{ m.content }}}}{{% for c in m.tool_calls %}}{{{{ {write} }}}}{{% endfor %}}{{% endfor %}}"
+            "{{% for m in messages %}}{{{{ m.content }}}}{{% for c in m.tool_calls %}}{{{{ {write} }}}}{{% endfor \
+             %}}{{% endfor %}}"
         );
         let tokenizer = tokenizer(Some(&source), &["<s>", "</s>"], false);
         let chat = Chat::new(&tokenizer).unwrap();
@@ -275,7 +280,7 @@ fn arguments_are_objects_or_texts_as_the_template_takes_them() {
 }
 
 #[test]
-fn nothing_said_is_none_and_no_content_is_undefined() {
+fn an_unset_content_is_none_and_no_content_is_undefined() {
     let check = |write: &str, null: &str, missing: &str| {
         let source = format!("{{% for m in messages %}}{{{{ {write} }}}}{{% endfor %}}");
         let tokenizer = tokenizer(Some(&source), &["<s>", "</s>"], false);
@@ -289,7 +294,7 @@ fn nothing_said_is_none_and_no_content_is_undefined() {
     check("m.content", "None", "");
     check("m.content is none", "True", "False");
     check("m.content is defined", "True", "False");
-    // What would fail gets what comes nearest.
+    // Inputs that would fail get the closest alternative.
     check("'n' if m.content is none else m.content + 'x'", "n", "n");
     check("m.content + 'x'", "x", "x");
     check("m.content[0].text if m.content is not string else m.content + 'x'", "x", "x");
@@ -297,7 +302,8 @@ fn nothing_said_is_none_and_no_content_is_undefined() {
 
 #[test]
 fn templates_know_special_tokens_by_name() {
-    let source = "{{ bos_token }}{{ eos_token }}{{ unk_token }}{{ pad_token }}{{ sep_token is defined }}{{ messages[0].content }}";
+    let source = "{{ bos_token }}{{ eos_token }}{{ unk_token }}{{ pad_token }}{{ sep_token is defined }}{{ \
+                  messages[0].content }}";
     let tokenizer = tokenizer(Some(source), &["<s>", "</s>", "<unk>", "<pad>"], false);
     let chat = Chat::new(&tokenizer).unwrap();
     let render = |options: &ChatOptions| chat.render(&[Message::new("user", "Hi")], options).unwrap();
@@ -307,7 +313,8 @@ fn templates_know_special_tokens_by_name() {
 
 #[test]
 fn tools_are_used_though_the_template_sets_them() {
-    let source = "{%- set tools = tools or [] -%}{% for t in tools %}{{ t.function.name }}{% endfor %}{{ messages[0].content }}";
+    let source = "{%- set tools = tools or [] -%}{% for t in tools %}{{ t.function.name }}{% endfor %}{{ \
+                  messages[0].content }}";
     let tokenizer = tokenizer(Some(source), &["<s>", "</s>"], false);
     let chat = Chat::new(&tokenizer).unwrap();
     assert!(chat.uses_tools());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tinyvllm::chat::{AnswerEvent, AnswerFormat, AnswerParser, PromptEnd};
 
 use super::console::{Style, has_styles, styled};
-use super::render::{Finished, Place, Render, Sequence};
+use super::render::{Finished, GeneratedSequence, Render, SequenceContext};
 use super::wrap::Wrap;
 
 /// Around reasoning where there are no styles: what the models themselves write.
@@ -79,7 +79,7 @@ impl<W: Write> AnswerRender<W> {
             match event {
                 AnswerEvent::Reasoning(text) => self.write_reasoning(&text)?,
                 AnswerEvent::Content(text) => self.write_content(&text)?,
-                // The parser was told of no form of calls.
+                // The parser has no tool-call format.
                 AnswerEvent::CallBegin { .. } | AnswerEvent::CallArguments { .. } => {}
             }
         }
@@ -92,7 +92,7 @@ impl<W: Write> AnswerRender<W> {
         }
         self.is_reasoning = true;
         self.reasoning.push_str(text);
-        // Each piece ends its style, so that a chat that is stopped in between leaves none behind.
+        // Each chunk ends its style, so that a chat that is stopped in between leaves none after.
         if self.has_styles { self.write(&styled(text, Style::Dim)) } else { self.write(text) }
     }
 
@@ -115,7 +115,7 @@ impl<W: Write> AnswerRender<W> {
 }
 
 impl<W: Write> Render for AnswerRender<W> {
-    fn begin(&mut self, _place: Place<'_>) -> io::Result<()> {
+    fn begin(&mut self, _context: SequenceContext<'_>) -> io::Result<()> {
         Ok(())
     }
 
@@ -124,7 +124,12 @@ impl<W: Write> Render for AnswerRender<W> {
         self.write_events(events)
     }
 
-    fn end(&mut self, _place: Place<'_>, _sequence: &Sequence, _finished: &Finished) -> io::Result<()> {
+    fn end(
+        &mut self,
+        _context: SequenceContext<'_>,
+        _sequence: &GeneratedSequence,
+        _finished: &Finished,
+    ) -> io::Result<()> {
         let events = self.parser.finish();
         self.write_events(events)?;
         if self.last_byte != Some(b'\n') {
@@ -144,29 +149,29 @@ mod tests {
 
     use super::*;
 
-    /// What is shown of an answer that comes in these pieces, and what is kept of it.
-    fn shown(pieces: &[&str], prompt_end: PromptEnd, has_styles: bool) -> (String, String) {
+    /// What is shown of an answer that comes in these chunks, and what is kept of it.
+    fn shown(chunks: &[&str], prompt_end: PromptEnd, has_styles: bool) -> (String, String) {
         let format = AnswerFormat { tool_calls: None, reasoning: Some(ReasoningFormat::think()) };
         let mut render = AnswerRender::with_styles(Vec::new(), format, prompt_end, has_styles);
-        let place = Place { prompt_index: 0, index: 0, prompt_token_ids: &[] };
+        let context = SequenceContext { prompt_index: 0, index: 0, prompt_token_ids: &[] };
         let stats = SequenceStats::default();
         let finished = Finished { reason: FinishReason::Stop, error: None, stats, matched_stop: None };
-        render.begin(place).unwrap();
-        for piece in pieces {
-            render.delta(piece, &[]).unwrap();
+        render.begin(context).unwrap();
+        for chunk in chunks {
+            render.delta(chunk, &[]).unwrap();
         }
-        render.end(place, &Sequence::default(), &finished).unwrap();
+        render.end(context, &GeneratedSequence::default(), &finished).unwrap();
         let text = String::from_utf8(render.writer.clone()).unwrap();
         (text, render.into_content())
     }
 
     #[test]
     fn reasoning_is_dimmed_on_a_terminal_and_between_markers_elsewhere() {
-        let pieces = ["<thi", "nk>\nWell", ", yes.\n</think>\n\nYes", "!"];
-        let (dimmed, content) = shown(&pieces, PromptEnd::Plain, true);
+        let chunks = ["<thi", "nk>\nWell", ", yes.\n</think>\n\nYes", "!"];
+        let (dimmed, content) = shown(&chunks, PromptEnd::Plain, true);
         assert_eq!(dimmed, "\x1b[2mWell\x1b[0m\x1b[2m, yes.\x1b[0m\n\nYes!\n");
         assert_eq!(content, "Yes!");
-        let (plain, content) = shown(&pieces, PromptEnd::Plain, false);
+        let (plain, content) = shown(&chunks, PromptEnd::Plain, false);
         assert_eq!(plain, "<think>\nWell, yes.\n</think>\n\nYes!\n");
         assert_eq!(content, "Yes!");
     }

@@ -192,7 +192,7 @@ pub(crate) struct ThreadsArgs {
     pub(crate) threads: Option<usize>,
 }
 
-/// The form of results for programs.
+/// The format of results for programs.
 #[derive(Debug, Clone, Copy, Default, Args)]
 #[command(next_help_heading = "Output")]
 pub(crate) struct JsonArgs {
@@ -332,7 +332,7 @@ pub(crate) struct EngineArgs {
 }
 
 impl EngineArgs {
-    /// The library's form of these flags.
+    /// These flags as the library's type.
     pub(crate) fn options(&self) -> LlmOptions {
         LlmOptions {
             gpu: None,
@@ -445,7 +445,7 @@ pub(crate) struct SamplingArgs {
 }
 
 impl SamplingArgs {
-    /// The library's form of these flags, with what the model's files say where none was given. `max_tokens` depends on
+    /// These flags as the library's type, with the values of the model's files where none was given. `max_tokens` depends on
     /// the prompt: see `Llm::default_max_tokens`.
     pub(crate) fn params(&self, model: &SamplingDefaults) -> SamplingParams {
         let own = SamplingParams { temperature: 0.7, top_p: 0.95, ..SamplingParams::default() };
@@ -470,7 +470,7 @@ impl SamplingArgs {
     }
 }
 
-/// What is told about the run, beside its result.
+/// What is printed about the run in addition to its result.
 #[derive(Debug, Clone, Copy, Default, Args)]
 #[command(next_help_heading = "Messages")]
 pub(crate) struct MessageArgs {
@@ -486,7 +486,7 @@ pub(crate) struct MessageArgs {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct TemplateArgs {
-    /// File with a chat template (Jinja), in place of the model's own
+    /// File with a chat template (Jinja), instead of the model's own
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub(crate) chat_template: Option<PathBuf>,
 }
@@ -570,12 +570,12 @@ pub(crate) struct PromptArgs {
     pub(crate) raw: bool,
 }
 
-/// The form of the output.
+/// The format of the output.
 #[derive(Debug, Clone, Copy, Args)]
 #[command(next_help_heading = "Output")]
 pub(crate) struct OutputArgs {
     #[command(flatten)]
-    pub(crate) form: JsonArgs,
+    pub(crate) format: JsonArgs,
     /// Sequences for each prompt
     #[arg(long = "n", value_name = "N", default_value_t = 1)]
     pub(crate) num_sequences: usize,

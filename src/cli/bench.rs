@@ -1,7 +1,7 @@
 //! `tinyvllm bench`: tokens per second, and how much of the machine's memory bandwidth they use.
 //!
 //! Generating a token reads every weight that it goes through once, so on most machines memory decides the speed. A number
-//! of tokens per second says little by itself; beside the measured bandwidth it says what is left.
+//! of tokens per second says little by itself; with the measured bandwidth it shows the headroom.
 
 mod measure;
 mod predictions;
@@ -21,7 +21,7 @@ use self::report::{GenerationResult, PromptResult, Report, Spread};
 use super::args::{EngineArgs, MessageArgs, ModelArgs, PositionalModel};
 use super::console::Console;
 use super::load::{engine_options, load, merge_model};
-use super::value::parse_share;
+use super::value::parse_fraction;
 
 /// What to measure.
 #[derive(Debug, Clone, Args)]
@@ -53,7 +53,7 @@ pub(crate) struct BenchArgs {
     pub(crate) output_len: Option<usize>,
     /// Generate also with predictions of which these shares of the tokens are right, such as 0.7,1; drafts are tried from no
     /// other source unless --speculative-config is given
-    #[arg(long, value_delimiter = ',', value_name = "SHARES", value_parser = parse_share)]
+    #[arg(long, value_delimiter = ',', value_name = "SHARES", value_parser = parse_fraction)]
     pub(crate) prediction_accuracies: Vec<f64>,
     /// Measurements of each combination, after one that does not count
     #[arg(long, short, default_value_t = 3)]
@@ -74,7 +74,7 @@ pub(crate) enum BenchCommand {
     ///
     /// Sends requests to any server with OpenAI's interface and measures the distributions of the time to the first
     /// token, between tokens and to the end. Requests are sent at times that are fixed before the first one
-    /// (--request-rate, --burstiness), so a server that falls behind is not spared. Names of flags and of the JSON's
+    /// (--request-rate, --burstiness), so a slow server gets the same load. Names of flags and of the JSON's
     /// keys are those of vLLM's `bench serve`.
     Serve(Box<serve::ServeBenchArgs>),
 }
@@ -143,7 +143,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let plan = Plan::new(args, llm.engine().config().max_model_len)?;
     if !plan.prediction_accuracies.is_empty() && llm.engine().config().speculative == SpeculativeConfig::off()
     {
-        console.note("note: nothing is drafted here, so predictions make no difference");
+        console.note("note: predictions have no effect: speculative decoding is off");
     }
     for (batch_size, context_len) in plan.generations() {
         measure::check_generation(&llm, batch_size, context_len, plan.output_len)?;
@@ -220,7 +220,7 @@ fn measure_all(
     }
     let mut predictions = Vec::new();
     for (context_len, accuracy) in plan.predictions() {
-        console.detail(format_args!("measuring predictions that are right at {accuracy}"));
+        console.detail(format_args!("measuring predictions with an accuracy of {accuracy}"));
         let lens = (context_len, plan.output_len, plan.repeats);
         predictions.push(predictions::generation(llm, &mut random, lens, accuracy)?);
     }
@@ -236,7 +236,7 @@ fn measure_all(
         .collect();
     let bandwidth = believable_bandwidth(&generations, || measure_bandwidth(llm.context()));
     let bytes_per_second = bandwidth.map(|memory| memory.bytes_per_second);
-    let memory_bandwidth_disturbed = share_bandwidth(&mut generations, bytes_per_second);
+    let memory_bandwidth_disturbed = set_bandwidth_fraction(&mut generations, bytes_per_second);
     Ok(Report {
         version: env!("CARGO_PKG_VERSION"),
         model: llm.summary(),
@@ -282,7 +282,7 @@ fn generation_result(
         output_len,
         tokens_per_second: of_all(&|run| run.num_tokens as f64 / run.seconds),
         bytes_per_second: bandwidth.median,
-        bandwidth_share: None,
+        bandwidth_fraction: None,
         dispatches_per_token: of_all(&|run| run.dispatches_per_token).median,
         host_microseconds_per_token: of_all(&|run| run.host_seconds_per_token * 1e6).median,
     }
@@ -305,14 +305,14 @@ fn believable_bandwidth(
 }
 
 /// Fills in the share of the bandwidth that each generation used, and returns whether one is more than all of it.
-fn share_bandwidth(generations: &mut [GenerationResult], bytes_per_second: Option<f64>) -> bool {
+fn set_bandwidth_fraction(generations: &mut [GenerationResult], bytes_per_second: Option<f64>) -> bool {
     for result in &mut *generations {
-        result.bandwidth_share = bytes_per_second.map(|most| result.bytes_per_second / most);
+        result.bandwidth_fraction = bytes_per_second.map(|most| result.bytes_per_second / most);
     }
-    generations.iter().any(|result| result.bandwidth_share.is_some_and(|share| share > 1.0))
+    generations.iter().any(|result| result.bandwidth_fraction.is_some_and(|fraction| fraction > 1.0))
 }
 
-/// The most memory that this process has had, where the system tells.
+/// The most memory that this process has had, where the system reports it.
 fn peak_memory_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bandwidth_below_what_was_read_is_measured_again_and_said_to_be_disturbed() {
+    fn a_bandwidth_below_what_was_read_is_measured_again_and_reported_as_disturbed() {
         let check = |measured: &[f64], expected_passes: usize, expected: f64, disturbed: bool| {
             let run = GenerationRun {
                 num_tokens: 10,
@@ -362,8 +362,8 @@ mod tests {
             };
             let best = believable_bandwidth(&generations, measure).unwrap();
             assert_eq!((passes.get(), best.bytes_per_second), (expected_passes, expected), "{measured:?}");
-            assert_eq!(share_bandwidth(&mut generations, Some(best.bytes_per_second)), disturbed);
-            assert_eq!(generations[0].bandwidth_share, Some(4_000.0 / expected));
+            assert_eq!(set_bandwidth_fraction(&mut generations, Some(best.bytes_per_second)), disturbed);
+            assert_eq!(generations[0].bandwidth_fraction, Some(4_000.0 / expected));
         };
         check(&[8_000.0], 1, 8_000.0, false);
         check(&[2_000.0, 5_000.0], 2, 5_000.0, false);

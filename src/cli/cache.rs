@@ -30,13 +30,13 @@ pub(crate) struct PrefixStoreArgs {
     /// Most that may be in the folder, in GB; what was used least recently goes first [default: 10]
     #[arg(long, value_name = "N", hide_short_help = true)]
     prefix_cache_gb: Option<f64>,
-    /// Memory of the host for blocks of the KV cache that a GPU has no room for, in GB
+    /// Memory of the host for blocks of the KV cache that do not fit on a GPU, in GB
     #[arg(long, value_name = "N", hide_short_help = true)]
     kv_offload_gb: Option<f64>,
 }
 
 impl PrefixStoreArgs {
-    /// The library's form of the flag for memory of the host.
+    /// The flag for host memory as the library's type.
     ///
     /// # Errors
     /// If it is no number of bytes.
@@ -52,7 +52,7 @@ impl PrefixStoreArgs {
         Ok(Some(OffloadOptions { max_bytes: (gb * 1e9) as u64, on_notice }))
     }
 
-    /// The library's form of these flags; none without a folder.
+    /// These flags as the library's type; none without a folder.
     ///
     /// # Errors
     /// If there is a limit and no folder, or the limit is no number of bytes.
@@ -60,9 +60,11 @@ impl PrefixStoreArgs {
         let Some(directory) = &self.prefix_cache_dir else {
             return match self.prefix_cache_gb {
                 None => Ok(None),
-                Some(gb) => Err(Error::invalid_request(format!("--prefix-cache-gb {gb} limits no folder"))
-                    .with_hint("name one with --prefix-cache-dir")
-                    .into()),
+                Some(gb) => {
+                    Err(Error::invalid_request(format!("--prefix-cache-gb {gb} has no folder to limit"))
+                        .with_hint("name one with --prefix-cache-dir")
+                        .into())
+                }
             };
         };
         let gb = self.prefix_cache_gb.unwrap_or(DEFAULT_GB);
@@ -139,7 +141,7 @@ pub(crate) fn run(command: &CacheCommand) -> anyhow::Result<ExitCode> {
                 }
             }
             let num_packs = report.packs.len();
-            writeln!(out, "{} of {num_packs} packs are as they were written", num_packs - num_damaged)?;
+            writeln!(out, "{} of {num_packs} packs are intact", num_packs - num_damaged)?;
             if num_damaged > 0 {
                 return Ok(ExitCode::FAILURE);
             }

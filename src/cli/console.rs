@@ -1,6 +1,6 @@
 //! Where words go: results to standard output, everything else to standard error.
 //!
-//! Only this file decides whether something is said (`--quiet`, `--verbose`) and whether in colour
+//! Only this file decides whether a line is printed (`--quiet`, `--verbose`) and whether in colour
 //! (a terminal, and no `NO_COLOR`).
 
 use std::fmt::Display;
@@ -8,7 +8,7 @@ use std::io::{self, IsTerminal, Write};
 
 use super::args::MessageArgs;
 
-/// How much is said.
+/// The level of messages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Verbosity {
     Quiet,
@@ -44,12 +44,12 @@ impl Console {
         Self { verbosity }
     }
 
-    /// Whether progress and summaries are wanted.
+    /// Whether progress and summaries are printed.
     pub(crate) fn is_quiet(self) -> bool {
         self.verbosity == Verbosity::Quiet
     }
 
-    /// Whether more than usual is wanted.
+    /// Whether details are printed.
     pub(crate) fn is_verbose(self) -> bool {
         self.verbosity == Verbosity::Verbose
     }
@@ -66,7 +66,7 @@ impl Console {
         write_message(&line);
     }
 
-    /// A line for those who asked for more.
+    /// A line for --verbose.
     pub(crate) fn detail(self, line: impl Display) {
         if self.verbosity >= Verbosity::Verbose {
             write_message(&paint(&line.to_string(), Style::Dim, &io::stderr()));
@@ -115,14 +115,14 @@ pub(crate) fn styled(text: &str, style: Style) -> String {
     format!("\x1b[{code}m{text}\x1b[0m")
 }
 
-/// Whether `stream` is a terminal on which colours are wanted.
+/// Whether `stream` is a terminal with colours.
 pub(crate) fn has_styles(stream: &impl IsTerminal) -> bool {
     let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     stream.is_terminal() && !is_set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
 fn write_message(line: &dyn Display) {
-    // Whoever closed standard error does not want to hear that it is closed.
+    // A user that closed standard error needs no error about it.
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cause_is_told_once() {
+    fn a_cause_is_printed_once() {
         let cause = || io::Error::new(io::ErrorKind::PermissionDenied, "not allowed");
         let library = || tinyvllm::Error::io("cannot open the model", cause());
         let check = |error: anyhow::Error, wanted| assert_eq!(message(&error), wanted);

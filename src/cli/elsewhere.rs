@@ -1,8 +1,8 @@
-//! Flags of other programs, as people type them who come from there: llama.cpp, vLLM and ollama.
+//! Flags of other programs, as their users type them: llama.cpp, vLLM and ollama.
 //!
 //! What means something here becomes the flag that it means. Flags with one spelling more than ours are aliases where
 //! the flag is defined; here are those that clap cannot read (`-ngl`), and those that are not needed. The latter are
-//! taken away and told in one line, so that a command that is pasted runs. What would change the result and is not
+//! removed and named in one line, so that a command that is pasted runs. What would change the result and is not
 //! possible is an error.
 
 use std::collections::HashSet;
@@ -31,7 +31,7 @@ enum Meaning {
     Layers,
     /// Tokens of the window; 0 is the model's own.
     Window,
-    /// Whether the model reasons; the value stands behind `=`.
+    /// Whether the model reasons; the value stands after `=`.
     Think,
     /// How tokens are drafted. Methods that are not here are not needed, since none changes a token.
     Speculation,
@@ -48,12 +48,13 @@ const COMMANDS: &[(&str, &str)] = &[
         "a model is a file or a repository, and flags such as --system and --temperature replace a Modelfile",
     ),
     ("cp", "a model has the name of its file or repository; `serve --served-model-name` gives it others"),
-    ("push", "models come from the Hugging Face Hub, whose own program uploads them: `hf upload`"),
+    ("push", "models come from the Hugging Face Hub; upload them with its own program: `hf upload`"),
 ];
 
 const WINDOW: &str = "--max-model-len";
 
-const ASK_A_SERVER: &str = "structured output needs the server: `tinyvllm serve`, with response_format, structured_outputs or format";
+const ASK_A_SERVER: &str = "structured output needs the server: `tinyvllm serve`, with response_format, \
+                            structured_outputs or format";
 
 const SAMPLING: &str = "tokens are chosen with --temperature, --top-k, --top-p, --min-p and the penalties";
 const CACHE_TYPE: &str = "the type of the whole cache is --kv-cache-dtype: f32, f16, bf16 or q8_0";
@@ -103,8 +104,8 @@ const FLAGS: &[(&str, Meaning)] = &[
     ("--no-warmup", Switch),
     ("--simple-io", Switch),
     ("--slots", Switch),
-    ("-hff", Not("name the file behind its repository: org/name:FILE.gguf")),
-    ("--hf-file", Not("name the file behind its repository: org/name:FILE.gguf")),
+    ("-hff", Not("name the file after its repository: org/name:FILE.gguf")),
+    ("--hf-file", Not("name the file after its repository: org/name:FILE.gguf")),
     ("-mu", Not("name the repository, or the address on huggingface.co, with --model")),
     ("--model-url", Not("name the repository, or the address on huggingface.co, with --model")),
     ("-i", Switch),
@@ -126,8 +127,8 @@ const FLAGS: &[(&str, Meaning)] = &[
     ("--split-mode", Value),
     ("-ts", Value),
     ("--tensor-split", Value),
-    ("-e", Not("the prompt is taken as it is; have the shell write line ends, as in $'one\\ntwo'")),
-    ("--escape", Not("the prompt is taken as it is; have the shell write line ends, as in $'one\\ntwo'")),
+    ("-e", Not("the prompt is used unchanged; let the shell write line ends, as in $'one\\ntwo'")),
+    ("--escape", Not("the prompt is used unchanged; let the shell write line ends, as in $'one\\ntwo'")),
     ("-r", Not(STOP)),
     ("--reverse-prompt", Not(STOP)),
     ("-ctk", Not(CACHE_TYPE)),
@@ -155,10 +156,10 @@ const FLAGS: &[(&str, Meaning)] = &[
     ("--grammar-file", Not(ASK_A_SERVER)),
     ("-j", Not(ASK_A_SERVER)),
     ("--json-schema", Not(ASK_A_SERVER)),
-    ("--lora", Not("adapters are not read; merge it into the model")),
-    ("--mmproj", Not("models read text only here")),
-    ("--embedding", Not("models generate text only here")),
-    ("--embeddings", Not("models generate text only here")),
+    ("--lora", Not("adapters are not supported; merge it into the model")),
+    ("--mmproj", Not("only text input is supported")),
+    ("--embedding", Not("only text generation is supported")),
+    ("--embeddings", Not("only text generation is supported")),
     // vLLM.
     ("-tp", AtMostOne),
     ("--tensor-parallel-size", AtMostOne),
@@ -190,9 +191,9 @@ const FLAGS: &[(&str, Meaning)] = &[
     ("--tokenizer-mode", Value),
     ("--uvicorn-log-level", Value),
     ("--speculative-config", Speculation),
-    ("--enable-lora", Not("adapters are not read; merge them into the model")),
-    ("--ssl-certfile", Not("the server speaks no TLS; put a proxy before it that does")),
-    ("--ssl-keyfile", Not("the server speaks no TLS; put a proxy before it that does")),
+    ("--enable-lora", Not("adapters are not supported; merge them into the model")),
+    ("--ssl-certfile", Not("TLS is not supported; put a proxy with TLS in front of the server")),
+    ("--ssl-keyfile", Not("TLS is not supported; put a proxy with TLS in front of the server")),
     // ollama.
     ("--insecure", Switch),
     ("--license", Switch),
@@ -202,7 +203,7 @@ const FLAGS: &[(&str, Meaning)] = &[
     ("--nowordwrap", Switch),
     ("--think", Think),
     ("--format", Not(ASK_A_SERVER)),
-    ("--hidethinking", Not("--no-thinking has the model answer without reasoning first")),
+    ("--hidethinking", Not("--no-thinking switches reasoning off")),
 ];
 
 /// Words that this program knows, and what was taken away.
@@ -230,7 +231,7 @@ pub(crate) fn translate(
     let mut is_value = true;
     let mut is_command = false;
     while let Some(word) = words.next() {
-        // What stands behind a flag of ours is its value, whatever it looks like.
+        // What stands after a flag of ours is its value, whatever it looks like.
         let was_value = std::mem::replace(&mut is_value, false);
         // The first word is the program, and the second one may be a command.
         let may_be_command = std::mem::replace(&mut is_command, translated.words.is_empty());
@@ -239,7 +240,7 @@ pub(crate) fn translate(
             continue;
         };
         if let Some((name, way_out)) = COMMANDS.iter().find(|(name, _)| may_be_command && *name == text) {
-            return Err(format!("there is no {name} here: {way_out}"));
+            return Err(format!("{name} is not supported: {way_out}"));
         }
         if text == "--" {
             translated.words.push(word);
@@ -287,7 +288,7 @@ pub(crate) fn translate(
                 let number = value(true).unwrap_or_default();
                 if number != "1" {
                     return Err(format!(
-                        "{flag} is {number:?}; this program computes on one device: leave it out, or start a server for \
+                        "{flag} is {number:?}; this program computes on one device: omit it, or start a server for \
                          each device and divide the requests between them"
                     ));
                 }
@@ -310,11 +311,11 @@ pub(crate) fn translate(
                 translated.not_needed.extend(not_needed.map(|what| format!("{flag} with {what}")));
                 translated.words.extend(own.into_iter().flat_map(|own| [(*flag).into(), own.into()]));
             }
-            Not(way_out) => return Err(format!("{flag} is not possible here: {way_out}")),
+            Not(way_out) => return Err(format!("{flag} is not supported: {way_out}")),
             Think => match value(false).as_deref() {
                 None | Some("true") => translated.not_needed.push((*flag).to_owned()),
                 Some("false") => translated.words.push("--no-thinking".into()),
-                Some(other) => return Err(format!("--think is {other:?}; it is true or false here")),
+                Some(other) => return Err(format!("--think is {other:?}; it must be true or false")),
             },
         }
     }
@@ -352,7 +353,7 @@ pub(crate) fn as_typed(mut error: clap::Error, renamed: &[(&str, &str)]) -> clap
     error
 }
 
-/// All spellings of flags behind which a value stands.
+/// All spellings of flags after which a value stands.
 fn collect_taking(command: &clap::Command, taking: &mut HashSet<String>) {
     for arg in command.get_arguments().filter(|arg| arg.get_action().takes_values() && !arg.is_positional()) {
         if arg.is_require_equals_set() {
@@ -401,7 +402,7 @@ mod tests {
         check("x serve m --kv-offloading-size 8", "x serve m --kv-offload-gb 8", "");
         check("x -m m --draft-max 8 -p x", "x -m m -p x", "--draft-max");
         check("x run m --think=false --keepalive 5m hello", "x run m --no-thinking hello", "--keepalive");
-        // Values of our flags are not looked at, nor what stands behind `--`.
+        // Values of our flags are not looked at, nor what stands after `--`.
         check("x -p -hf --stop --mlock", "x -p -hf --stop --mlock", "");
         check("x run m -- -ngl 1", "x run m -- -ngl 1", "");
         check("x -m m -i --keep 5 --numa=isolate", "x -m m", "-i --keep --numa");
@@ -428,7 +429,7 @@ mod tests {
             ("x serve --pipeline-parallel-size=4", "\"4\""),
             ("x serve --tensor-parallel-size", "\"\""),
             ("x run m --think=high", "true or false"),
-            ("x create m -f Modelfile", "there is no create here"),
+            ("x create m -f Modelfile", "create is not supported"),
             ("x run m --format json", "needs the server"),
             ("x -m a --lora=b", "merge it"),
             ("x -m a --mirostat 2", "--min-p and the penalties"),

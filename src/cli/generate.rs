@@ -1,11 +1,10 @@
 //! `tinyvllm` and `tinyvllm generate`: from prompts to output.
 
-use std::io::{self, IsTerminal, Read, Write};
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
 use clap::error::ErrorKind;
 use tinyvllm::chat::{AnswerFormat, ChatOptions, Message};
 use tinyvllm::demo;
@@ -21,13 +20,12 @@ use super::render::{JsonRender, Render, TextRender, render_request};
 use super::timings::Summary;
 use super::{chat, load, text_file, usage_error};
 
-/// Seed and most tokens of a run that nothing was asked of: a story that ends well, and the same one for
-/// everybody.
+/// Seed and most tokens of a run without arguments: a story that ends well, and the same one for all users.
 const DEMO_MAX_TOKENS: usize = 400;
 const DEMO_SEED: u64 = 2;
 
-/// Silence of standard input after which the user is told what is waited for.
-const STDIN_PATIENCE: Duration = Duration::from_secs(2);
+/// Silence of standard input after which a message says what the program waits for.
+const STDIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Which words led here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +52,7 @@ enum Prompt {
 }
 
 impl Prompt {
-    /// Puts what came in behind the text.
+    /// Puts what came in after the text.
     fn append(&mut self, input: &str) {
         if let Self::Text(text) = self
             && !input.is_empty()
@@ -85,7 +83,15 @@ pub(crate) fn run(args: &GenerateArgs, caller: Caller) -> anyhow::Result<ExitCod
     };
     if task == Task::Chat {
         let (model, sampling) = (&args.model, &args.sampling);
-        return chat::chat(model, &options, sampling, &args.system, args.thinking, args.output.form, console);
+        return chat::chat(
+            model,
+            &options,
+            sampling,
+            &args.system,
+            args.thinking,
+            args.output.format,
+            console,
+        );
     }
     let interrupt = Interrupt::install()?;
     let llm = load::load(&args.model, &options, console)?;
@@ -103,7 +109,7 @@ pub(crate) fn run(args: &GenerateArgs, caller: Caller) -> anyhow::Result<ExitCod
         params.seed = params.seed.or(Some(DEMO_SEED));
     }
     let mut output = new_output(args, &llm, &prompts);
-    if is_demo && !args.output.form.json {
+    if is_demo && !args.output.format.json {
         write!(io::stdout(), "{}", paint(demo::PROMPT, Style::Bold, &io::stdout()))?;
     }
     generate(&llm, &encoded, &params, output.as_mut(), &interrupt, console)
@@ -201,7 +207,7 @@ fn choose_task(args: &GenerateArgs, caller: Caller, console: Console) -> anyhow:
     }
     let is_chat = caller == Caller::NoCommand
         && !args.prompt.raw
-        && !args.output.form.json
+        && !args.output.format.json
         && args.output.num_sequences == 1;
     if is_chat {
         return Ok(Task::Chat);
@@ -229,19 +235,17 @@ fn has_input() -> bool {
 fn read_stdin(console: Console, waiting: &str) -> anyhow::Result<String> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
-        let mut text = String::new();
-        let result = io::stdin().read_to_string(&mut text).map(|_| text);
         // The receiver only goes away with the program.
-        let _ = sender.send(result);
+        let _ = sender.send(text_file::read_stdin());
     });
-    let text = match receiver.recv_timeout(STDIN_PATIENCE) {
+    let text = match receiver.recv_timeout(STDIN_TIMEOUT) {
         Err(RecvTimeoutError::Timeout) => {
             console.note(waiting);
             receiver.recv()?
         }
         result => result?,
     };
-    Ok(without_line_end(text.context("cannot read the prompt from standard input")?))
+    Ok(without_line_end(text?))
 }
 
 /// The text without the line end that `echo` and editors add.
@@ -285,7 +289,7 @@ fn encode(
 }
 
 fn new_output<'a>(args: &GenerateArgs, llm: &'a Llm, prompts: &[Prompt]) -> Box<dyn Render + 'a> {
-    if args.output.form.json {
+    if args.output.format.json {
         return Box::new(JsonRender::new(io::stdout(), llm.tokenizer(), args.output.logprobs.is_some()));
     }
     let is_single = prompts.len() == 1 && args.output.num_sequences == 1;

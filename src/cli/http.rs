@@ -49,7 +49,7 @@ impl HttpClient {
             Some(key) => {
                 let value = HeaderValue::try_from(format!("Bearer {key}"));
                 let mut value = value.map_err(|_| {
-                    Error::invalid_request("the API key has characters that no header can have")
+                    Error::invalid_request("the API key has characters that a header cannot have")
                 })?;
                 value.set_sensitive(true);
                 Some(value)

@@ -18,7 +18,7 @@ use super::console::Console;
 use super::load::{check_device, merge_model, resolve};
 use super::value::{human_bytes, human_count, parse_bandwidth};
 
-/// What to tell of which model.
+/// What to report of which model.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct InfoArgs {
     #[command(flatten)]
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Sequences that generate at once, for which the limit is told.
+/// Sequences that generate at once, for which the limit is reported.
 const BATCH_SIZES: [usize; 2] = [1, 8];
 
 /// How fast memory is read.
@@ -133,11 +133,11 @@ fn to_text(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> String {
         line("available", human_bytes(report.demand.available_bytes).to_string()),
     ];
     if let Some(experts) = report.demand.experts {
-        let place = match &report.expert_file {
+        let address = match &report.expert_file {
             Some(path) => format!("stay in {}", path.display()),
             None => "in memory".to_owned(),
         };
-        memory.insert(1, line("  experts", format!("{}, {place}", human_bytes(experts.num_bytes))));
+        memory.insert(1, line("  experts", format!("{}, {address}", human_bytes(experts.num_bytes))));
     }
     match &report.plan {
         Ok(MemoryPlan { engine: plan, .. }) => {

@@ -19,12 +19,12 @@ pub(crate) struct Interrupt {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Requests that the first Ctrl-C gives up.
+    /// Requests that the first Ctrl-C aborts.
     requests: Vec<AbortHandle>,
     is_interrupted: bool,
 }
 
-/// As long as this lives, Ctrl-C gives up requests.
+/// As long as this lives, Ctrl-C aborts requests.
 #[derive(Debug)]
 pub(crate) struct Guard<'a> {
     interrupt: &'a Interrupt,
@@ -42,7 +42,7 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// Lets Ctrl-C give up these requests until the guard is dropped.
+    /// Lets Ctrl-C abort these requests until the guard is dropped.
     pub(crate) fn guard(&self, requests: Vec<AbortHandle>) -> Guard<'_> {
         *self.state() = State { requests, is_interrupted: false };
         Guard { interrupt: self }

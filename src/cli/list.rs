@@ -53,7 +53,7 @@ pub(crate) fn run(args: &ListArgs) -> anyhow::Result<ExitCode> {
     }
     let row = |model: &inventory::CachedModel| {
         let size = human_bytes(model.num_bytes).to_string();
-        let size = if model.is_partial { format!("{size}, in part") } else { size };
+        let size = if model.is_partial { format!("{size}, incomplete") } else { size };
         [model.name.clone(), size, model.last_used.map_or_else(|| "unknown".to_owned(), ago)]
     };
     let rows: Vec<_> = models.iter().map(row).collect();

@@ -12,6 +12,9 @@ use super::args::{EngineArgs, ModelArgs, PositionalModel, TemplateArgs, Thinking
 use super::console::Console;
 use super::progress::Progress;
 
+/// Bytes of a chat template.
+const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
+
 /// The model's name, from `--model`, its variable, or the argument by itself.
 ///
 /// # Errors
@@ -63,8 +66,8 @@ pub(crate) fn engine_options(args: &EngineArgs, console: Console) -> anyhow::Res
     let kv_offload = args.prefix_store.offload(console)?;
     let options = LlmOptions { draft_model: draft.transpose()?, prefix_store, kv_offload, ..args.options() };
     if options.prefix_store.is_some() && !options.limits.enable_prefix_caching {
-        return Err(Error::invalid_request("--prefix-cache-dir keeps nothing without the prefix cache")
-            .with_hint("leave --no-enable-prefix-caching out")
+        return Err(Error::invalid_request("--prefix-cache-dir has no effect without the prefix cache")
+            .with_hint("omit --no-enable-prefix-caching")
             .into());
     }
     Ok(options)
@@ -76,7 +79,7 @@ pub(crate) fn engine_options(args: &EngineArgs, console: Console) -> anyhow::Res
 /// If the file of the template cannot be read.
 pub(crate) fn chat_config(args: &TemplateArgs) -> anyhow::Result<ChatConfig> {
     let read = |path: &PathBuf| {
-        std::fs::read_to_string(path).map_err(|source| {
+        tinyvllm::files::read_any_text(path, MAX_TEMPLATE_BYTES).map_err(|source| {
             let what = format!("cannot read the chat template {}", path.display());
             Error::io(what, source)
         })
@@ -88,23 +91,23 @@ pub(crate) fn chat_config(args: &TemplateArgs) -> anyhow::Result<ChatConfig> {
 /// What the flags say about the prompts of a conversation.
 ///
 /// # Errors
-/// If the model has no chat template, or one without the switch that is asked for.
+/// If the model has no chat template, or one without the required switch.
 pub(crate) fn chat_options(llm: &Llm, args: ThinkingArgs) -> tinyvllm::Result<ChatOptions> {
     if !args.no_thinking {
         return Ok(ChatOptions::default());
     }
-    let chat = llm.require_chat().map_err(|error| {
-        error.with_hint("leave --no-thinking out, or give a template with --chat-template")
-    })?;
+    let chat = llm
+        .require_chat()
+        .map_err(|error| error.with_hint("omit --no-thinking, or give a template with --chat-template"))?;
     Ok(ChatOptions { variables: chat.variables_without_reasoning()?, ..ChatOptions::default() })
 }
 
-/// Encodes text, and says what of it is left out because the vocabulary has no token for it.
+/// Encodes text, and reports characters that are dropped because the vocabulary has no token for them.
 pub(crate) fn encode_noting<T>(console: Console, encode: impl FnOnce() -> T) -> T {
     let (encoded, dropped) = dropped_in(encode);
     if !dropped.is_empty() {
         console.note(format_args!(
-            "note: the vocabulary has no token for {}, which is left out of the prompt",
+            "note: the vocabulary has no token for {}, which is dropped from the prompt",
             dropped.join(", ")
         ));
     }

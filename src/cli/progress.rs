@@ -21,7 +21,7 @@ pub(crate) struct Progress {
     loading: Mutex<Loading>,
 }
 
-/// What loading a model is about. Kernels are compiled beside a stage, and perhaps for longer than it takes.
+/// What loading a model is about. Kernels are compiled alongside a stage, and perhaps for longer than it takes.
 #[derive(Debug, Default)]
 struct Loading {
     stage: Option<String>,
@@ -126,7 +126,8 @@ impl hub::Progress for Progress {
 
     fn pause(&self, file: &str, duration: Duration) {
         let seconds = duration.as_secs_f32().ceil();
-        self.console.note(format_args!("the server asks for a pause of {seconds} s before more of {file}"));
+        self.console
+            .note(format_args!("the server requests a pause of {seconds} s before the rest of {file}"));
     }
 
     fn wait_for_other_process(&self, file: &str) {
@@ -237,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_are_told_beside_the_stage_and_after_it() {
+    fn kernels_are_reported_during_the_stage_and_after_it() {
         let message = |stage: Option<&str>, kernels| {
             Loading { stage: stage.map(str::to_owned), kernels }.message().unwrap_or_default()
         };

@@ -16,7 +16,7 @@ use super::table;
 use super::value::{human_age, human_bytes};
 
 /// A server on this machine that does not answer for so long hangs.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest answer of /health.
 const MAX_BYTES: usize = 64 << 10;
 
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &PsArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if records.is_empty() {
-        console.note("no server of yours runs here; `tinyvllm serve MODEL` starts one");
+        console.note("you have no running server; `tinyvllm serve MODEL` starts one");
         return Ok(ExitCode::SUCCESS);
     }
     let row = |(record, state): (&Record, String)| {
@@ -75,7 +75,7 @@ async fn state(record: &Record) -> String {
         let body = read_body(client.get("/health").await?.into_body(), MAX_BYTES).await?;
         anyhow::Ok(serde_json::from_slice::<Value>(&body)?)
     };
-    let answer = tokio::time::timeout(PATIENCE, ask).await;
+    let answer = tokio::time::timeout(TIMEOUT, ask).await;
     match answer.ok().and_then(Result::ok).as_ref().and_then(|body| body["status"].as_str()) {
         Some("ok") => "ready".to_owned(),
         Some(status) => status.to_owned(),

@@ -16,7 +16,7 @@ use super::timings::{Timings, Usage};
 
 /// One generated sequence.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Sequence {
+pub(crate) struct GeneratedSequence {
     pub(crate) token_ids: Vec<u32>,
     pub(crate) text: String,
     pub(crate) logprobs: Vec<TokenLogprobs>,
@@ -34,20 +34,25 @@ pub(crate) struct Finished {
 
 /// Where a sequence belongs.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place<'a> {
+pub(crate) struct SequenceContext<'a> {
     pub(crate) prompt_index: usize,
     pub(crate) index: usize,
     pub(crate) prompt_token_ids: &'a [u32],
 }
 
-/// A form of output. For each sequence: `begin`, `delta` any number of times, `end`.
+/// An output format. For each sequence: `begin`, `delta` any number of times, `end`.
 pub(crate) trait Render {
     /// A sequence begins.
-    fn begin(&mut self, place: Place<'_>) -> io::Result<()>;
+    fn begin(&mut self, context: SequenceContext<'_>) -> io::Result<()>;
     /// It has grown by this.
     fn delta(&mut self, text: &str, token_ids: &[u32]) -> io::Result<()>;
     /// It is complete.
-    fn end(&mut self, place: Place<'_>, sequence: &Sequence, finished: &Finished) -> io::Result<()>;
+    fn end(
+        &mut self,
+        context: SequenceContext<'_>,
+        sequence: &GeneratedSequence,
+        finished: &Finished,
+    ) -> io::Result<()>;
 }
 
 /// Prints the sequences of one prompt and returns how each ended. `events` may end early only if the
@@ -58,13 +63,13 @@ pub(crate) fn render_request(
     (prompt_index, prompt_token_ids): (usize, &[u32]),
     output: &mut dyn Render,
 ) -> anyhow::Result<Vec<Finished>> {
-    let place = |index| Place { prompt_index, index, prompt_token_ids };
-    let mut sequences = vec![Sequence::default(); num_sequences];
+    let context = |index| SequenceContext { prompt_index, index, prompt_token_ids };
+    let mut sequences = vec![GeneratedSequence::default(); num_sequences];
     let mut outcomes = Vec::with_capacity(num_sequences);
-    output.begin(place(0))?;
+    output.begin(context(0))?;
     for event in events {
         match event {
-            // Nothing on the command line asks for the first ones; the others are told beside the output.
+            // Nothing on the command line asks for the first ones; the others are reported with the output.
             TextEvent::PromptLogprobs { .. } | TextEvent::PromptProgress { .. } => {}
             TextEvent::Delta { index, text, token_id, logprobs } => {
                 let Some(sequence) = sequences.get_mut(index) else { continue };
@@ -84,10 +89,10 @@ pub(crate) fn render_request(
         while let Some(sequence) = sequences.get(outcomes.len())
             && let Some(finished) = &sequence.finished
         {
-            output.end(place(outcomes.len()), sequence, finished)?;
+            output.end(context(outcomes.len()), sequence, finished)?;
             outcomes.push(finished.clone());
             if let Some(next) = sequences.get(outcomes.len()) {
-                output.begin(place(outcomes.len()))?;
+                output.begin(context(outcomes.len()))?;
                 // What it has so far was computed while the one before was shown.
                 output.delta(&next.text, &next.token_ids)?;
             }
@@ -112,7 +117,7 @@ pub(crate) struct TextRender<W> {
 
 impl<W: Write> TextRender<W> {
     /// `labels` name the prompts. Without a tokenizer (`has_text` false) the token ids are printed, in
-    /// the form that `--prompt-ids` takes.
+    /// the format of `--prompt-ids`.
     pub(crate) fn new(writer: W, labels: Vec<String>, has_text: bool) -> Self {
         Self { writer, labels, has_text, is_first: true, last_byte: None }
     }
@@ -125,12 +130,12 @@ impl<W: Write> TextRender<W> {
 }
 
 impl<W: Write> Render for TextRender<W> {
-    fn begin(&mut self, place: Place<'_>) -> io::Result<()> {
-        if let Some(label) = self.labels.get(place.prompt_index) {
+    fn begin(&mut self, context: SequenceContext<'_>) -> io::Result<()> {
+        if let Some(label) = self.labels.get(context.prompt_index) {
             let separator = if self.is_first { "" } else { "\n" };
-            let number = match place.index {
-                0 => format!("[{}]", place.prompt_index + 1),
-                index => format!("[{}.{}]", place.prompt_index + 1, index + 1),
+            let number = match context.index {
+                0 => format!("[{}]", context.prompt_index + 1),
+                index => format!("[{}.{}]", context.prompt_index + 1, index + 1),
             };
             let header = paint(&format!("{number} {label}"), Style::Bold, &io::stdout());
             self.write(&format!("{separator}{header}\n"))?;
@@ -151,7 +156,12 @@ impl<W: Write> Render for TextRender<W> {
         Ok(())
     }
 
-    fn end(&mut self, _place: Place<'_>, _sequence: &Sequence, _finished: &Finished) -> io::Result<()> {
+    fn end(
+        &mut self,
+        _context: SequenceContext<'_>,
+        _sequence: &GeneratedSequence,
+        _finished: &Finished,
+    ) -> io::Result<()> {
         if self.last_byte == Some(b'\n') { Ok(()) } else { self.write("\n") }
     }
 }
@@ -202,7 +212,7 @@ impl<'a, W: Write> JsonRender<'a, W> {
         Self { writer, tokenizer, has_logprobs }
     }
 
-    fn logprobs(&self, sequence: &Sequence) -> Vec<JsonLogprobs> {
+    fn logprobs(&self, sequence: &GeneratedSequence) -> Vec<JsonLogprobs> {
         let json = |(token_id, logprob): (u32, f32)| JsonLogprob {
             token_id,
             token: self.tokenizer.map(|tokenizer| tokenizer.token_text(token_id)),
@@ -219,7 +229,7 @@ impl<'a, W: Write> JsonRender<'a, W> {
 }
 
 impl<W: Write> Render for JsonRender<'_, W> {
-    fn begin(&mut self, _place: Place<'_>) -> io::Result<()> {
+    fn begin(&mut self, _context: SequenceContext<'_>) -> io::Result<()> {
         Ok(())
     }
 
@@ -227,11 +237,16 @@ impl<W: Write> Render for JsonRender<'_, W> {
         Ok(())
     }
 
-    fn end(&mut self, place: Place<'_>, sequence: &Sequence, finished: &Finished) -> io::Result<()> {
+    fn end(
+        &mut self,
+        context: SequenceContext<'_>,
+        sequence: &GeneratedSequence,
+        finished: &Finished,
+    ) -> io::Result<()> {
         let object = JsonSequence {
-            prompt_index: place.prompt_index,
-            index: place.index,
-            prompt_token_ids: place.prompt_token_ids,
+            prompt_index: context.prompt_index,
+            index: context.index,
+            prompt_token_ids: context.prompt_token_ids,
             output_token_ids: &sequence.token_ids,
             text: self.tokenizer.map(|_| sequence.text.as_str()),
             finish_reason: finished.reason.name(),

@@ -32,7 +32,7 @@ pub(crate) struct RmArgs {
 /// Removes models, after a question.
 ///
 /// # Errors
-/// If one of them is not in the cache, nobody can be asked, or something cannot be removed.
+/// If one of them is not in the cache, there is no terminal to ask, or something cannot be removed.
 pub(crate) fn run(args: &RmArgs) -> anyhow::Result<ExitCode> {
     let console = Console::new(args.messages);
     let config = HubConfig::from_env()?;
@@ -58,8 +58,8 @@ fn plan(name: &str, revision: Option<&str>, config: &HubConfig) -> anyhow::Resul
             Err(Error::invalid_request("demo is part of this program and cannot be removed").into())
         }
         ModelSource::GgufFile(path) | ModelSource::Folder(path) => {
-            let message = format!("`{}` is not in the cache: it is a file of yours", path.display());
-            let hint = "remove it as any other file; a model of the Hub is written org/name";
+            let message = format!("`{}` is not in the cache: it is a file of your own", path.display());
+            let hint = "remove it like any other file; the name of a model on the Hub is org/name";
             Err(Error::invalid_request(message).with_hint(hint).into())
         }
     }
@@ -67,7 +67,8 @@ fn plan(name: &str, revision: Option<&str>, config: &HubConfig) -> anyhow::Resul
 
 fn confirm(removals: &[Removal], config: &HubConfig) -> anyhow::Result<bool> {
     if !io::stdin().is_terminal() {
-        let message = "cannot ask for confirmation, because standard input is no terminal; --yes removes without asking";
+        let message = "cannot ask for confirmation, because standard input is no terminal; --yes removes without \
+                       asking";
         return Err(usage_error(ErrorKind::MissingRequiredArgument, message));
     }
     let mut stderr = io::stderr().lock();

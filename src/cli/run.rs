@@ -10,7 +10,7 @@ use super::args::{GenerateArgs, PositionalModel};
 use super::load::merge_model;
 use super::{generate, usage_error};
 
-/// Without a prompt it chats, on a terminal; text on standard input is a prompt, or goes behind the one that is given.
+/// Without a prompt it chats, on a terminal; text on standard input is a prompt, or goes after the one that is given.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct RunArgs {
     #[command(flatten)]

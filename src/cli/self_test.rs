@@ -36,7 +36,7 @@ pub(crate) struct SelfTestArgs {
 }
 
 /// Where the golden models are in a checkout of the source.
-const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures");
+const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures");
 
 /// Checks every op and the models; one line each, and a failure shows in the exit status.
 ///
@@ -116,7 +116,7 @@ impl<W: Write> Report for Lines<'_, W> {
     }
 }
 
-/// Compiles the kernels of the checks together, and says so, because it takes long the first time.
+/// Compiles the kernels of the checks together, with a message, because it takes long the first time.
 fn compile_kernels(context: &Context, effort: Effort, only: &str) {
     if context.is_gpu() {
         Console::default().note("compiling kernels");

@@ -13,7 +13,7 @@ use tinyvllm::chat::{ChatConfig, FormatChoice, ReasoningFormat, ToolCallFormat};
 use tinyvllm::hub::ModelSource;
 use tinyvllm::llm::{Llm, LlmOptions};
 use tinyvllm::runner::{available_memory_bytes, check_addresses};
-use tinyvllm::server::{Exit, KvEventsChoice, Milestone, Origin, Server, ServerConfig};
+use tinyvllm_server::{Exit, KvEventsChoice, Milestone, Origin, Server, ServerConfig};
 
 use self::log::{LineLog, LogFormat};
 use super::args::{EngineArgs, GenerationConfigArgs, MessageArgs, ModelArgs, PositionalModel, TemplateArgs};
@@ -82,7 +82,7 @@ struct ServerArgs {
     reasoning_parser: FormatChoice<ReasoningFormat>,
     /// Key that requests must have, except to /health and the chat page; may be repeated
     ///
-    /// Every user of this machine who lists processes can see a key that is typed here. TINYVLLM_API_KEY and
+    /// Every user of this machine can see a key that is typed here in the list of processes. TINYVLLM_API_KEY and
     /// --api-key-file keep it hidden.
     #[arg(long, value_name = "KEY", hide_env_values = true)]
     api_key: Vec<String>,
@@ -166,7 +166,7 @@ struct ServerArgs {
 /// What one flag names.
 type Origins = Vec<Origin>;
 
-/// Serves until told to stop.
+/// Serves until it is stopped.
 ///
 /// # Errors
 /// If the port is in use, the model cannot be had or loaded, or the engine fails.
@@ -190,7 +190,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     console.note(format_args!("listening on http://{address}, loading the model"));
     if server.is_open_to_others() {
         console.note(
-            "warning: there are no API keys, so everybody who can reach this address may use the server \
+            "warning: there are no API keys, so every client that reaches this address can use the server \
              (--api-key-file)",
         );
     }
@@ -200,8 +200,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     if let Some(KvEventsChoice(Some(events))) = &args.server.kv_events_config {
         for endpoint in events.open_endpoints() {
             console.note(format_args!(
-                "warning: KV events carry the tokens of prompts and need no key, so everybody who can reach \
-                 {endpoint} may read them (--kv-events-config)"
+                "warning: KV events carry the tokens of prompts and need no key, so every client that reaches \
+                 {endpoint} can read them (--kv-events-config)"
             ));
         }
     }

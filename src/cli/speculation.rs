@@ -43,7 +43,7 @@ impl FromStr for Speculation {
 }
 
 impl SpeculationArgs {
-    /// The library's form.
+    /// As the library's type.
     pub(crate) fn config(&self) -> SpeculativeConfig {
         self.config_or(SpeculativeMethod::Suffix)
     }

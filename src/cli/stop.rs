@@ -1,4 +1,4 @@
-//! `tinyvllm stop`: tells servers of this user on this machine to end.
+//! `tinyvllm stop`: ends servers of this user on this machine.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -8,13 +8,13 @@ use tinyvllm::{Error, ErrorKind};
 
 use super::args::MessageArgs;
 use super::console::Console;
-use super::servers::{self, Record, tell_to_stop};
+use super::servers::{self, Record, send_stop};
 
 /// How long to wait for a server that ends its requests first.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Between two looks whether it is gone.
 const LOOK: Duration = Duration::from_millis(50);
-/// After so long, the user is told what is waited for.
+/// After this time, a message says what the program waits for.
 const SILENCE: Duration = Duration::from_secs(2);
 
 /// Running requests may end first; a second `stop` ends the server at once.
@@ -38,7 +38,7 @@ pub(crate) fn run(args: &StopArgs) -> anyhow::Result<ExitCode> {
     let console = Console::new(args.messages);
     let running = servers::running();
     if args.all && running.is_empty() {
-        console.note("no server of yours runs here");
+        console.note("you have no running server");
     }
     let meant = if args.all { running } else { vec![one(running, args.server.as_deref())?] };
     for record in &meant {
@@ -56,7 +56,7 @@ fn one(running: Vec<Record>, word: Option<&str>) -> tinyvllm::Result<Record> {
         records.iter().map(name).collect::<Vec<_>>().join(", ")
     };
     if running.is_empty() {
-        return Err(Error::new(ErrorKind::NotFound, "no server of yours runs here")
+        return Err(Error::new(ErrorKind::NotFound, "you have no running server")
             .with_hint("`tinyvllm ps` lists those of this user"));
     }
     let all = list(&running);
@@ -66,7 +66,7 @@ fn one(running: Vec<Record>, word: Option<&str>) -> tinyvllm::Result<Record> {
         (1, _) => Ok(meant.remove(0)),
         (0, word) => {
             let word = word.unwrap_or_default();
-            let message = format!("no server is known as `{word}`; there is {all}");
+            let message = format!("no server has the name `{word}`; running are {all}");
             Err(Error::new(ErrorKind::NotFound, message).with_hint("name it by its model or its port"))
         }
         _ => {
@@ -81,19 +81,19 @@ fn stop(record: &Record, console: Console) -> tinyvllm::Result<()> {
     if !record.is_same_process() {
         return Ok(());
     }
-    tell_to_stop(record.pid)?;
+    send_stop(record.pid)?;
     let start = Instant::now();
-    let mut is_told = false;
+    let mut is_stopping = false;
     while servers::running().contains(record) {
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > TIMEOUT {
             let message =
-                format!("process {} still ends its requests after {} s", record.pid, PATIENCE.as_secs());
+                format!("process {} still runs its requests after {} s", record.pid, TIMEOUT.as_secs());
             return Err(
                 Error::new(ErrorKind::Unavailable, message).with_hint("`stop` once more ends it at once")
             );
         }
-        if start.elapsed() > SILENCE && !std::mem::replace(&mut is_told, true) {
-            console.note("running requests may end first; `stop` once more ends it at once");
+        if start.elapsed() > SILENCE && !std::mem::replace(&mut is_stopping, true) {
+            console.note("running requests may finish first; `stop` once more ends it at once");
         }
         std::thread::sleep(LOOK);
     }
@@ -117,9 +117,9 @@ mod tests {
         assert_eq!(one(both(), Some("b")).unwrap().address.port(), 82);
         assert_eq!(one(vec![record(81, "a")], None).unwrap().address.port(), 81);
         for (running, word, wanted) in [
-            (vec![], None, "no server of yours"),
+            (vec![], None, "no running server"),
             (both(), None, "several servers match: a on port 81, b on port 82"),
-            (both(), Some("c"), "no server is known as `c`; there is a on port 81, b on port 82"),
+            (both(), Some("c"), "no server has the name `c`; running are a on port 81, b on port 82"),
         ] {
             let error = one(running, word).unwrap_err();
             assert!(error.message().contains(wanted) && error.hint().is_some(), "{error:?}");

@@ -1,12 +1,13 @@
 //! Texts that are read from files: prompts, and what a chat attaches.
 
-use std::io::Read;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::Path;
 
 use anyhow::Context as _;
-use tinyvllm::Error;
+use tinyvllm::{Error, files};
 
-/// The longest text that is read, in bytes. No context window has room for more.
+/// The longest text that is read, in bytes. No context window holds more.
 const MAX_BYTES: u64 = 16 << 20;
 
 /// A file's text.
@@ -15,14 +16,26 @@ const MAX_BYTES: u64 = 16 << 20;
 /// If it cannot be read, is too long, or is no text.
 pub(crate) fn read(path: &Path) -> anyhow::Result<String> {
     let name = path.display();
-    let file = std::fs::File::open(path).with_context(|| format!("cannot read `{name}`"))?;
-    let mut bytes = Vec::new();
-    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).with_context(|| format!("cannot read `{name}`"))?;
-    if bytes.len() as u64 > MAX_BYTES {
-        let message =
-            format!("`{name}` has more than {} MB, which exceeds every context window", MAX_BYTES >> 20);
-        return Err(Error::invalid_request(message).into());
-    }
-    let text = String::from_utf8(bytes);
-    text.map_err(|_| Error::invalid_request(format!("`{name}` is no text in UTF-8")).into())
+    read_from(File::open(path), &format_args!("`{name}`"))
+}
+
+/// All text of standard input.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn read_stdin() -> anyhow::Result<String> {
+    read_from(Ok(std::io::stdin().lock()), &"standard input")
+}
+
+fn read_from(reader: io::Result<impl Read>, name: &dyn std::fmt::Display) -> anyhow::Result<String> {
+    let bytes = reader.and_then(|reader| files::read_up_to(reader, MAX_BYTES));
+    let text = match bytes {
+        Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
+            let message =
+                format!("{name} has more than {} MB, which exceeds every context window", MAX_BYTES >> 20);
+            return Err(Error::invalid_request(message).into());
+        }
+        bytes => files::text(bytes.with_context(|| format!("cannot read {name}"))?),
+    };
+    text.map_err(|_| Error::invalid_request(format!("{name} is not text in UTF-8")).into())
 }

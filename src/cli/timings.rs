@@ -12,7 +12,7 @@ pub(crate) struct Usage {
     completion_tokens: usize,
     cached_tokens: usize,
     preemptions: usize,
-    /// Tried behind a token before they were sampled, and those of them that came.
+    /// Drafted tokens, and the accepted ones.
     draft_tokens: usize,
     accepted_draft_tokens: usize,
 }

@@ -30,7 +30,7 @@ use super::value::parse_interval;
 /// Longest page of metrics.
 const MAX_PAGE_BYTES: usize = 16 << 20;
 /// A server that does not answer for so long is away.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What to watch.
 #[derive(Debug, Clone, Args)]
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
                 tokio::select! {
                     result = watch(args, &client) => result,
                     // Dropping the other branch gives the terminal back.
-                    () = told_to_end() => Ok(ExitCode::SUCCESS),
+                    () = should_end() => Ok(ExitCode::SUCCESS),
                 }
             }
         }
@@ -192,14 +192,14 @@ fn print(output: &Output, client: &HttpClient, readings: &Readings) -> io::Resul
 /// The metrics of the server as they are now.
 async fn look(client: &HttpClient) -> anyhow::Result<Snapshot> {
     let page = async { read_success(client.get("/metrics").await?, MAX_PAGE_BYTES).await };
-    let page = match tokio::time::timeout(PATIENCE, page).await {
+    let page = match tokio::time::timeout(TIMEOUT, page).await {
         Ok(page) => page,
-        Err(_) => Err(anyhow::anyhow!("no answer within {} s", PATIENCE.as_secs())),
+        Err(_) => Err(anyhow::anyhow!("no answer within {} s", TIMEOUT.as_secs())),
     };
     let url = client.base_url();
     let page = page.map_err(|error| {
         let message = format!("cannot read {url}/metrics: {error:#}");
-        let hint = "say where the server is with --url, and its key, if it has one, with --api-key";
+        let hint = "give the server's address with --url, and its key, if it has one, with --api-key";
         Error::new(ErrorKind::Unavailable, message).with_hint(hint)
     })?;
     let snapshot = Snapshot::parse(&String::from_utf8_lossy(&page));
@@ -212,7 +212,7 @@ async fn look(client: &HttpClient) -> anyhow::Result<Snapshot> {
 }
 
 /// Waits for Ctrl-C, or for the signal that ends programs.
-async fn told_to_end() {
+async fn should_end() {
     let ctrl_c = async {
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await;

@@ -1,4 +1,4 @@
-//! Values of flags that have a form of their own: lists of ids, sizes, biases.
+//! Values of flags with their own syntax: lists of ids, sizes, biases.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -43,11 +43,11 @@ impl FromStr for LogitBias {
 }
 
 /// A share, 0 to 1.
-pub(crate) fn parse_share(text: &str) -> Result<f64, String> {
-    let share: Option<f64> = text.trim().parse().ok();
-    share
-        .filter(|share| (0.0..=1.0).contains(share))
-        .ok_or_else(|| "write a share from 0 to 1, such as 0.7".to_owned())
+pub(crate) fn parse_fraction(text: &str) -> Result<f64, String> {
+    let fraction: Option<f64> = text.trim().parse().ok();
+    fraction
+        .filter(|fraction| (0.0..=1.0).contains(fraction))
+        .ok_or_else(|| "give a fraction from 0 to 1, such as 0.7".to_owned())
 }
 
 /// A number of bytes, with K, M, G or T (powers of 1,024; `Ki`, `KiB` and `KB` are the same as `K`).

@@ -17,6 +17,9 @@ use super::console::Console;
 use super::interrupt::Interrupt;
 use super::load::{load, merge_model};
 
+/// Bytes of a file of logits.
+const MAX_FILE_BYTES: u64 = 8 << 30;
+
 /// The file holds `ids` (i64, n tokens), `logits` (f32, n × vocabulary: what must follow each of the ids)
 /// and perhaps `greedy` (i64: a prompt and its greedy continuation; the prompt is the part that `greedy`
 /// and `ids` begin with alike, at least one token). Keys and values are kept in f32 unless
@@ -87,8 +90,8 @@ struct Reference {
 impl Reference {
     fn read(path: &Path) -> Result<Self> {
         let name = path.display();
-        let bytes =
-            std::fs::read(path).map_err(|source| Error::io(format_args!("cannot read `{name}`"), source))?;
+        let bytes = tinyvllm::files::read(path, MAX_FILE_BYTES)
+            .map_err(|source| Error::io(format_args!("cannot read `{name}`"), source))?;
         Self::parse(&bytes).map_err(|error| error.context(format_args!("`{name}`")))
     }
 
@@ -129,7 +132,7 @@ fn token_ids(data: &[u8], name: &str) -> Result<Vec<u32>> {
     let convert = |bytes: &[u8; 8]| {
         let value = i64::from_le_bytes(*bytes);
         u32::try_from(value)
-            .map_err(|_| Error::invalid_model(format!("`{name}` has {value}, which is no token id")))
+            .map_err(|_| Error::invalid_model(format!("`{name}` has {value}, which is not a token id")))
     };
     values.iter().map(convert).collect()
 }
@@ -148,7 +151,7 @@ fn prompt_logits(llm: &Llm, ids: &[u32], interrupt: &Interrupt) -> Result<Vec<f3
     Ok(rows)
 }
 
-/// Whether the prompt at the beginning of `greedy` is continued by the rest of it.
+/// Whether the prompt at the beginning of `greedy` is followed by the rest of it.
 fn generates(
     llm: &Llm,
     ids: &[u32],
@@ -158,7 +161,7 @@ fn generates(
 ) -> Result<bool> {
     let (prompt, expected) = greedy.split_at(num_prompt_tokens(ids, greedy));
     if expected.is_empty() {
-        return Err(Error::invalid_model("`greedy` has nothing but a prompt"));
+        return Err(Error::invalid_model("`greedy` has a prompt and no output"));
     }
     let params =
         SamplingParams { max_tokens: Some(expected.len()), ignore_eos: true, ..SamplingParams::greedy() };

@@ -1,6 +1,6 @@
 //! Breaks streamed text between words at the edge of the terminal.
 //!
-//! A word is held back until it is complete or as long as a line. Styles take no room. What was already wide, as a table
+//! A word is held back until it is complete or as long as a line. Styles take no columns. What was already wide, as a table
 //! or code, is broken where the terminal would break it too, only between words.
 
 use unicode_width::UnicodeWidthChar;
@@ -14,7 +14,7 @@ pub(crate) struct Wrap {
     blanks: String,
     word: String,
     word_width: usize,
-    /// The word goes on behind a part of it that was longer than a line.
+    /// The word continues after a part of it that was longer than a line.
     is_continued: bool,
     /// Within an escape sequence.
     is_escape: bool,
@@ -103,9 +103,9 @@ mod tests {
 
     use super::*;
 
-    fn wrapped(pieces: &[&str], width: usize) -> String {
+    fn wrapped(chunks: &[&str], width: usize) -> String {
         let mut wrap = Wrap::new(width);
-        let mut shown: String = pieces.iter().map(|piece| wrap.push(piece)).collect();
+        let mut shown: String = chunks.iter().map(|chunk| wrap.push(chunk)).collect();
         shown += &wrap.flush();
         shown
     }
@@ -121,7 +121,7 @@ mod tests {
     }
 
     proptest! {
-        /// Nothing is lost, in whatever pieces it comes, and nothing is wider than the line but a word that is.
+        /// Nothing is lost, in whatever chunks it comes, and nothing is wider than the line but a word that is.
         #[test]
         fn only_blanks_become_line_ends(text in "[a-d \n]{0,200}", width in 1_usize..30, cut in 0_usize..200) {
             let cut = cut.min(text.len());

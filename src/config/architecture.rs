@@ -1,7 +1,7 @@
-//! The registry of model architectures: what a file calls them and in what they differ.
+//! The registry of model architectures: their names in files and their differences.
 //!
-//! A model that differs from its relatives only in the ways listed here is one entry of
-//! [`ARCHITECTURES`]; one with attention of its own is an entry with a new [`Decoder`] and a file in `layers`.
+//! A model that differs from its relatives only in the listed properties is one entry of [`ARCHITECTURES`]; one with
+//! its own attention is an entry with a new [`Decoder`] and a file in `layers`.
 
 use crate::config::defaults::HfDefaults;
 use crate::config::{Activation, RopeStyle, Scoring};
@@ -14,7 +14,7 @@ pub struct Architecture {
     pub hf_name: &'static str,
     /// Its names under `model_type` there.
     pub hf_model_types: &'static [&'static str],
-    /// What a `config.json` leaves out.
+    /// Defaults for missing keys of `config.json`.
     pub(crate) hf_defaults: HfDefaults,
     /// Its names under `general.architecture` in GGUF files, the usual one first. Several architectures may
     /// share one.
@@ -25,42 +25,42 @@ pub struct Architecture {
     pub gguf_rope_style: RopeStyle,
     /// True if the query, key and value projections have biases.
     pub qkv_bias: bool,
-    /// What of queries and keys is normalised before they are rotated.
+    /// Norms of queries and keys before they are rotated.
     pub qk_norm: QkNorm,
-    /// What is between the two halves of its feed-forward networks, and of its experts.
+    /// The activation between the two halves of its feed-forward networks, and of its experts.
     pub activation: Activation,
-    /// True if each query head has a score without a value that takes part in the softmax.
+    /// True if each query head has a score without a value that is included in the softmax.
     pub has_sinks: bool,
     /// True if its router and the projections of its experts have biases.
     pub has_expert_biases: bool,
     /// True if its Hugging Face folders have the rows of gate and up of an expert in turns, and dense ones with rows and
     /// columns exchanged.
     pub(crate) hf_interleaves_experts: bool,
-    /// True if the ramp of its YaRN ends at whole pairs, where a file cannot or does not say so.
+    /// True if the ramp of its YaRN ends at whole pairs, where a file does not have it.
     pub(crate) truncates_yarn: bool,
-    /// True if the attention factor of YaRN in its GGUF files is the whole one on sine and cosine, and does not come on top
-    /// of what follows from the factor of the scaling.
+    /// True if the attention factor of YaRN in its GGUF files is the complete factor of sine and cosine, instead of a
+    /// multiplier of the one that follows from the scaling.
     pub(crate) gguf_has_whole_yarn_factor: bool,
-    /// True if what attention and feed-forward networks read is normalised before.
+    /// True if the inputs of attention and feed-forward networks are normalised.
     pub pre_norms: bool,
-    /// True if what they add is normalised before.
+    /// True if their outputs are normalised.
     pub post_norms: bool,
     /// True if queries may grow with their position.
     pub queries_grow: bool,
     /// True if embeddings are multiplied by the root of their width.
     pub scaled_embeddings: bool,
-    /// True if its files say what embeddings, scores, what layers add, and logits are multiplied by.
+    /// True if its files have multipliers of embeddings, scores, layers' outputs and logits.
     pub has_multipliers: bool,
-    /// What norms in its Hugging Face folders leave to be added to their weights.
+    /// The offset of norm weights in its Hugging Face folders.
     pub hf_norm_offset: f32,
-    /// Layers that have no window where its files do not say which: the last one of every so many.
+    /// Layers without a window, if its files do not list them: the last one of every this many.
     pub local_period: Option<usize>,
-    /// The base of the rotation of layers with a window where files do not say, if they have one of their own: without the
-    /// scaling of the others.
+    /// The base of the rotation of layers with a window if files have none, for architectures with a separate one:
+    /// without the scaling of the others.
     pub local_base: Option<LocalBase>,
-    /// Layers that rotate nothing where its files do not say which: the last one of every so many.
+    /// Layers without rotation, if its files do not list them: the last one of every this many.
     pub unrotated_period: Option<usize>,
-    /// What its files leave out about the router of experts; none if it has no experts.
+    /// Defaults of the experts' router; none if it has no experts.
     pub router: Option<RouterDefaults>,
     /// The forward pass.
     pub decoder: Decoder,
@@ -76,8 +76,8 @@ pub enum LocalBase {
 }
 
 impl LocalBase {
-    /// Beside layers with this base.
-    pub(crate) fn beside(self, usual: f64) -> f64 {
+    /// Alongside layers with this base.
+    pub(crate) fn or_usual(self, usual: f64) -> f64 {
         match self {
             Self::Usual => usual,
             Self::Own(base) => base,
@@ -85,10 +85,10 @@ impl LocalBase {
     }
 }
 
-/// What has a norm of its own in queries and keys.
+/// The norms of queries and keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QkNorm {
-    /// Nothing.
+    /// None.
     None,
     /// Each head.
     Heads,
@@ -96,10 +96,10 @@ pub enum QkNorm {
     All,
 }
 
-/// What holds for a router where a file does not say.
+/// Defaults of a router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RouterDefaults {
-    /// How logits become probabilities, in a Hugging Face folder. In a GGUF file the tensors tell.
+    /// How logits become probabilities, in a Hugging Face folder. In a GGUF file the tensors show it.
     pub hf_scoring: Scoring,
     /// If the weights of the chosen experts are divided by their sum, in a Hugging Face folder.
     pub hf_normalize: bool,
@@ -107,7 +107,7 @@ pub struct RouterDefaults {
     pub gguf_normalize: bool,
 }
 
-/// A forward pass of `models`: what its layers have in front of their feed-forward networks.
+/// A forward pass of `models`, by the attention of its layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decoder {
     /// Grouped-query attention: `layers/attention.rs`.
@@ -189,7 +189,7 @@ pub static ARCHITECTURES: [Architecture; 21] = [
         local_base: None,
         ..Architecture::olmo("Olmo2ForCausalLM", &["olmo2"], HfDefaults::OLMO2)
     },
-    // In GGUF files it is the one before with a window, which says which layers have it.
+    // In GGUF files it is the previous one with a window, of which they list the layers.
     Architecture {
         gguf_names: &["olmo2"],
         ..Architecture::olmo("Olmo3ForCausalLM", &["olmo3"], HfDefaults::OLMO3)
@@ -211,7 +211,7 @@ pub static ARCHITECTURES: [Architecture; 21] = [
         ..Architecture::llama_like("GptOssForCausalLM", &["gpt_oss"], HfDefaults::GPT_OSS)
     },
     Architecture::gemma3("Gemma3ForCausalLM", &["gemma3_text"]),
-    // With pictures, of which nothing here knows.
+    // With a vision encoder, which is not supported.
     Architecture::gemma3("Gemma3ForConditionalGeneration", &["gemma3"]),
     Architecture {
         router: Some(RouterDefaults {
@@ -318,12 +318,12 @@ impl Architecture {
         }
     }
 
-    /// True if the context that its files name is that behind their scaling of positions.
+    /// True if the context that its files name is that after their scaling of positions.
     pub(crate) fn counts_scaling_in(&self) -> bool {
         self.local_base.is_some()
     }
 
-    /// What embeddings of this width are multiplied by.
+    /// The factor of embeddings of this width.
     pub(crate) fn embedding_scale(&self, hidden_size: usize) -> f32 {
         if self.scaled_embeddings { (hidden_size as f32).sqrt() } else { 1.0 }
     }
@@ -334,11 +334,11 @@ impl Architecture {
         self.decoder == Decoder::DeepSeek
     }
 
-    /// The architecture that a `config.json` calls `name`, in whatever case. A folder with the model alone, without
-    /// what is made of its output, has `Model` in the place of `ForCausalLM`.
+    /// The architecture with the name `name` in `config.json`, in any case. A folder with the model alone, without its
+    /// head, has `Model` instead of `ForCausalLM`.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Unsupported`] with the names that are known.
+    /// [`crate::ErrorKind::Unsupported`] with the known names.
     pub fn from_hf_name(name: &str) -> Result<&'static Self> {
         let is_named = |architecture: &&Self| {
             let own = architecture.hf_name;
@@ -354,7 +354,7 @@ impl Architecture {
     /// The architecture that a `config.json` without the name of a class calls `model_type`.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Unsupported`] with the names that are known.
+    /// [`crate::ErrorKind::Unsupported`] with the known names.
     pub fn from_model_type(model_type: &str) -> Result<&'static Self> {
         let named = |architecture: &&Self| architecture.hf_model_types.contains(&model_type);
         ARCHITECTURES.iter().find(named).ok_or_else(|| {
@@ -369,7 +369,7 @@ impl Architecture {
     /// has and none if it has none, and the same of layers with a window among others.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Unsupported`] with the names that are known.
+    /// [`crate::ErrorKind::Unsupported`] with the known names.
     pub fn from_gguf_name(name: &str, has_experts: bool, has_window: bool) -> Result<&'static Self> {
         let named = || ARCHITECTURES.iter().filter(|architecture| architecture.gguf_names.contains(&name));
         let of_kind = || named().filter(|architecture| architecture.router.is_some() == has_experts);

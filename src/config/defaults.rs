@@ -1,14 +1,14 @@
-//! What the classes of Hugging Face's models have where a `config.json` has no such key.
+//! Defaults of Hugging Face's model classes for missing keys of `config.json`.
 
-/// Values of an architecture's class. Those without which nothing can be known of a model (its width, its layers)
-/// have no default here: every writer writes them.
+/// Values of an architecture's class. Essential keys (the width, the layers) have no default here: every writer writes
+/// them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct HfDefaults {
-    /// None where the file has to say.
+    /// None if the file must have it.
     pub(crate) num_heads: Option<usize>,
     /// See `num_heads`.
     pub(crate) vocab_size: Option<usize>,
-    /// None is as many as query heads.
+    /// None: the number of query heads.
     pub(crate) num_kv_heads: Option<usize>,
     /// None is the width divided by the query heads.
     pub(crate) head_dim: Option<usize>,
@@ -17,17 +17,17 @@ pub(crate) struct HfDefaults {
     pub(crate) max_position_embeddings: usize,
     pub(crate) rms_norm_eps: f64,
     pub(crate) rope_theta: f64,
-    /// Of the values of a head, what is rotated.
+    /// The rotated fraction of a head's values.
     pub(crate) partial_rotary_factor: f64,
     /// Factor and original context of the scaling that a file without any parameters of rotation means, if that is YaRN.
     pub(crate) yarn: Option<(f64, usize)>,
     pub(crate) tie_word_embeddings: bool,
     pub(crate) window: HfWindow,
-    /// What `attention_bias` is where the key is missing.
+    /// The default of `attention_bias`.
     pub(crate) attention_bias: bool,
     /// The class has `attention_bias`, of the query, key, value and output projections.
     pub(crate) has_attention_bias_key: bool,
-    /// The class has `position_embedding_type`, and rotates nothing unless that is `rope`.
+    /// The class has `position_embedding_type`, and rotates only if that is `rope`.
     pub(crate) has_position_kind_key: bool,
     /// The class has `mlp_bias`, of all projections of a feed-forward network.
     pub(crate) has_mlp_bias_key: bool,
@@ -40,11 +40,11 @@ pub(crate) struct HfDefaults {
 /// Which layers have the sliding window of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HfWindow {
-    /// None: the class knows of no window.
+    /// None: the class has no window.
     Unknown,
     /// All, with this one where the key is missing.
     All(Option<usize>),
-    /// All but some, as [`super::Architecture::local_period`] or `layer_types` says, with this one where the key is missing.
+    /// All except some, by [`super::Architecture::local_period`] or `layer_types`; this is the default window.
     Local(usize),
     /// All if `use_sliding_window` is on.
     SwitchedAll,
@@ -61,7 +61,7 @@ pub(crate) struct HfLatentDefaults {
     pub(crate) v_head_dim: usize,
 }
 
-/// Experts and their router; none where the file has to say.
+/// Experts and their router; none if the file must have it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct HfExpertsDefaults {
     pub(crate) num_experts: Option<usize>,

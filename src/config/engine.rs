@@ -10,7 +10,7 @@ pub struct EngineConfig {
     pub max_model_len: usize,
     /// Most sequences in a step.
     pub max_num_seqs: usize,
-    /// Most tokens in a step: longer prompts are computed in pieces.
+    /// Most tokens in a step: longer prompts are computed in chunks.
     pub max_num_batched_tokens: usize,
     /// Token slots in a block of the KV cache.
     pub block_size: usize,
@@ -22,10 +22,10 @@ pub struct EngineConfig {
     pub num_scheduler_steps: usize,
     /// Most unfinished requests; further ones are refused.
     pub max_num_requests: usize,
-    /// What a step costs beside its tokens, in generated tokens: reading the weights. Where it is little, a step
-    /// for one client alone wastes little.
+    /// The fixed cost of a step, in generated tokens: reading the weights. If it is small, a step for one client alone
+    /// wastes little.
     pub step_cost: usize,
-    /// If the model computes a prompt's tokens in groups of so many, counted from its beginning, and what is left behind the
+    /// If the model computes a prompt's tokens in groups of this many, counted from its beginning, and the rest after the
     /// last whole group, like generated tokens, one by one, with other last bits: the size of a group. Then a cached block
     /// is found only by a sequence that would have computed all of its tokens in the same way.
     pub prompt_group: Option<usize>,
@@ -90,7 +90,7 @@ impl EngineConfig {
                 return Err(Error::invalid_request(format!(
                     "--num-scheduler-steps is {num_steps}, and the method mtp drafts between two steps"
                 ))
-                .with_hint("leave --num-scheduler-steps out, or give another method"));
+                .with_hint("omit --num-scheduler-steps, or give another method"));
             }
         }
         check("max-model-len", self.max_model_len, 2, 1 << 24)?;

@@ -1,5 +1,4 @@
-//! Settings of the engine and what the files say of the model, typed and checked before anything heavy
-//! starts.
+//! Settings of the engine and the model's properties from its files, typed and checked before any expensive work.
 
 mod architecture;
 mod defaults;

@@ -1,7 +1,7 @@
-//! What a model is: its dimensions and the variant of each part, read from either format and checked.
+//! A model's configuration: its dimensions and the variant of each layer, read from either format and checked.
 //!
-//! Invariant: a [`ModelConfig`] that exists can be computed with; every product of its dimensions fits
-//! into memory addresses, and whatever the file asks for that the models do not do has been refused.
+//! Invariant: every [`ModelConfig`] can be computed; no size computed from its dimensions overflows the address space,
+//! and unsupported features of the file have been refused.
 
 use crate::config::architecture::Architecture;
 use crate::config::{Activation, RopeStyle};
@@ -21,7 +21,7 @@ mod multipliers;
 
 pub use layers::{LayerAttention, Rotation};
 
-/// Most rows and columns of a matrix, so that no product of dimensions overflows.
+/// Maximum rows and columns of a matrix, so that no size overflows.
 const MAX_SIZE: usize = 1 << 24;
 const MAX_LAYERS: usize = 4096;
 const MAX_HEAD_DIM: usize = 1024;
@@ -39,7 +39,7 @@ pub struct ModelConfig {
     pub hidden_size: usize,
     /// Decoder layers.
     pub num_layers: usize,
-    /// Blocks behind them that predict further tokens. They are not loaded unless the model drafts with the first of them
+    /// Blocks after them that predict further tokens. They are not loaded unless the model drafts with the first of them
     /// (see [`Self::load_mtp_block`]).
     pub num_nextn_layers: usize,
     /// Query heads.
@@ -50,25 +50,25 @@ pub struct ModelConfig {
     pub head_dim: usize,
     /// Width of the feed-forward network; of those without experts, if a model has both.
     pub intermediate_size: usize,
-    /// Added to the mean square under the root. Where layers multiply what they add, it is that of the residual stream
-    /// before all that.
+    /// Added to the mean square under the root. If layers multiply their outputs, it applies to the residual stream
+    /// before the multipliers.
     pub rms_norm_eps: f32,
-    /// What is between the two halves of feed-forward networks and of experts.
+    /// The activation between the two halves of feed-forward networks and of experts.
     pub activation: Activation,
     /// Rotary position embedding.
     pub rope: RopeConfig,
-    /// That of layers which say so.
+    /// That of layers which set it.
     pub local_rope: Option<RopeConfig>,
     /// The longest sequence that the model was made for, or that its rope scaling makes possible.
     pub max_position_embeddings: usize,
-    /// The longest sequence that is computed best, and longer ones are for those who ask.
+    /// The longest sequence with the best results; longer ones must be requested.
     pub usual_model_len: usize,
-    /// What to tell those who ask for a longer one than `max_position_embeddings`, if there is a reason beside its
+    /// The hint for a longer one than `max_position_embeddings`, if there is a reason in addition to its
     /// training.
     pub context_hint: Option<&'static str>,
     /// The query, key and value projections have biases.
     pub qkv_bias: bool,
-    /// The projection behind attention has a bias.
+    /// The projection after attention has a bias.
     pub output_bias: bool,
     /// The three projections of feed-forward networks have biases.
     pub mlp_bias: bool,
@@ -76,26 +76,26 @@ pub struct ModelConfig {
     pub has_sinks: bool,
     /// The embedding matrix is also the language-model head.
     pub tie_word_embeddings: bool,
-    /// What embeddings are multiplied by.
+    /// The factor of embeddings.
     pub embedding_scale: f32,
-    /// What logits are multiplied by; the weights of the last norm are, instead.
+    /// The factor of logits, applied to the weights of the last norm.
     pub logits_scale: f32,
-    /// What is added to the weights of norms.
+    /// The offset of norm weights.
     pub norm_offset: f32,
-    /// What attention scores are multiplied by.
+    /// The factor of attention scores.
     pub attention_scale: f64,
-    /// What attention of each layer has of its own, and of the block behind them if the model drafts with it.
+    /// Per-layer settings of attention, including those of the MTP block if the model drafts with it.
     pub layer_attention: Vec<LayerAttention>,
-    /// Keys and values are projections of one latent row for each token, which is what the cache holds. Then
-    /// `head_dim` is that of queries and `num_kv_heads` is 1.
+    /// Keys and values are projections of one latent row for each token, which the cache holds. Then `head_dim` is that
+    /// of queries and `num_kv_heads` is 1.
     pub latent_attention: Option<LatentAttentionConfig>,
     /// Layers whose feed-forward network is a choice of experts.
     pub experts: Option<ExpertsConfig>,
     /// The token that starts a text, if the model has one.
     pub bos_token_id: Option<u32>,
-    /// The tokens that end a text, as the model's files list them. The tokenizer may know more.
+    /// The tokens that end a text, from the model's files. The tokenizer may have more.
     pub eos_token_ids: Vec<u32>,
-    /// What of the files counts otherwise than their authors may think, a line each.
+    /// Notices about settings whose effect differs from their author's likely intention, a line each.
     pub notices: Vec<String>,
 }
 
@@ -121,7 +121,7 @@ impl Window {
                 let scaled = (original as f64 * factor).round() as usize;
                 Self::plain(max_position_embeddings.max(scaled.min(MAX_SCALED_LEN)))
             }
-            // What is longer takes other divisors, for all of its tokens: it is for those who ask.
+            // Longer contexts use other divisors, for all of their tokens, so they must be requested.
             RopeScaling::Long { original_context, .. } => Self {
                 usual: max_position_embeddings.min(*original_context),
                 ..Self::plain(max_position_embeddings)
@@ -132,37 +132,37 @@ impl Window {
         }
     }
 
-    /// What has to be said of it.
+    /// Its notices.
     fn notice(self) -> Option<String> {
         let Self { longest, usual, .. } = self;
         (usual < longest).then(|| {
             format!(
-                "the context is {usual} tokens unless --max-model-len asks for more, up to {longest}; then rotary \
-                 positions have the divisors for long sequences, in short ones too"
+                "the context is {usual} tokens unless --max-model-len sets more, up to {longest}; then short \
+                 sequences use the rotary divisors for long ones, too"
             )
         })
     }
 }
 
-/// Multi-head latent attention. A query head has `qk_nope_head_dim` values without a position and behind them the
+/// Multi-head latent attention. A query head has `qk_nope_head_dim` values without a position and after them the
 /// `rope.dim` that are rotated.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LatentAttentionConfig {
     /// Width of the row between the two projections of queries; none if there is one projection.
     pub q_lora_rank: Option<usize>,
-    /// Width of the latent row, without the rotated key that is cached behind it.
+    /// Width of the latent row, without the rotated key that is cached after it.
     pub kv_lora_rank: usize,
     /// Values of a query or key head that are not rotated.
     pub qk_nope_head_dim: usize,
     /// Values of a value head.
     pub v_head_dim: usize,
-    /// What scores are multiplied by.
+    /// The factor of scores.
     pub softmax_scale: f32,
     /// Added to the mean square under the root, in the norms of the two low ranks.
     pub lora_norm_eps: f32,
 }
 
-/// A feed-forward network of which a router chooses the parts, token by token.
+/// A feed-forward network of experts that a router chooses, token by token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExpertsConfig {
     /// Layers before the first one with experts.
@@ -173,7 +173,7 @@ pub struct ExpertsConfig {
     pub num_experts_per_tok: usize,
     /// Width of an expert.
     pub intermediate_size: usize,
-    /// Width of the network that every token goes through beside its experts; none if there is none.
+    /// Width of the network that every token goes through in addition to its experts; none if there is none.
     pub shared_intermediate_size: Option<usize>,
     /// How logits become probabilities.
     pub scoring: Scoring,
@@ -187,11 +187,11 @@ pub struct ExpertsConfig {
     pub is_interleaved: bool,
     /// Groups that experts are divided into, and of how many of them some may be chosen.
     pub num_groups: usize,
-    /// At most `num_groups`; the same if groups play no part.
+    /// At most `num_groups`; equal if groups have no effect.
     pub num_groups_per_tok: usize,
     /// The weights of the chosen experts are divided by their sum.
     pub normalize: bool,
-    /// What weights are multiplied by in the end.
+    /// The final factor of weights.
     pub scale: f32,
 }
 
@@ -236,7 +236,7 @@ impl QueryGrowth {
         (beta != 0.0 && period > 0).then_some(Self { beta, period })
     }
 
-    /// What the queries of a position are multiplied by.
+    /// The factor of a position's queries.
     #[must_use]
     pub fn factor(self, position: usize) -> f64 {
         self.beta.mul_add((1.0 + (position / self.period.max(1)) as f64).ln(), 1.0)
@@ -275,7 +275,7 @@ pub enum RopeScaling {
         beta_fast: f64,
         /// Pairs with fewer rotations than this are divided.
         beta_slow: f64,
-        /// What sine and cosine are multiplied by.
+        /// The factor of sine and cosine.
         attention_factor: f64,
         /// The ends of the ramp are whole pairs.
         truncate: bool,
@@ -287,19 +287,19 @@ pub enum RopeScaling {
         divisors: Option<(Vec<f64>, Vec<f64>)>,
         /// The context length before scaling.
         original_context: usize,
-        /// What sine and cosine are multiplied by.
+        /// The factor of sine and cosine.
         attention_factor: f64,
     },
-    /// Behind that scaling, each pair has its own divisor, in the tensor `rope_freqs.weight` of the checkpoint.
+    /// After that scaling, each pair has its own divisor, in the tensor `rope_freqs.weight` of the checkpoint.
     FreqFactors(Box<Self>),
 }
 
 impl RopeScaling {
-    /// Without the divisors of single pairs that come behind it.
+    /// Without the divisors of single pairs that come after it.
     #[must_use]
-    pub fn behind_divisors(&self) -> &Self {
+    pub fn without_divisors(&self) -> &Self {
         match self {
-            Self::FreqFactors(scaling) => scaling.behind_divisors(),
+            Self::FreqFactors(scaling) => scaling.without_divisors(),
             other => other,
         }
     }
@@ -323,12 +323,12 @@ impl ModelConfig {
         }
     }
 
-    /// A head that is not the embedding counts, whatever the switch says: somebody has trained it.
+    /// A separate head is used, for every value of the switch: it was trained.
     fn with_own_head(mut self, checkpoint: &Checkpoint) -> Result<Self> {
         let (embedding, head) = ("token_embd.weight", "output.weight");
         if self.tie_word_embeddings && checkpoint.contains(embedding) && checkpoint.contains(head) {
             let (embedding, head) = (checkpoint.tensor(embedding)?, checkpoint.tensor(head)?);
-            // What has to be converted first is a matrix of its own: nobody keeps an embedding like that.
+            // A matrix that must be converted first is separate: no embedding is stored like that.
             let is_same = embedding.dtype == head.dtype
                 && embedding.shape == head.shape
                 && matches!((embedding.data(), head.data()), (Ok(one), Ok(other)) if one == other);
@@ -336,7 +336,7 @@ impl ModelConfig {
                 self.tie_word_embeddings = false;
                 self.notices.push(
                     "config.json ties lm_head.weight to the embedding (tie_word_embeddings), but the weights have \
-                     another one, which counts"
+                     another one, which is used"
                         .to_owned(),
                 );
             }
@@ -378,7 +378,7 @@ impl ModelConfig {
         }
     }
 
-    /// Checks what both formats have in common.
+    /// Checks that both formats share.
     fn validate(self) -> Result<Self> {
         in_range("vocab_size", self.vocab_size, MAX_SIZE)?;
         in_range("hidden_size", self.hidden_size, MAX_SIZE)?;
@@ -406,14 +406,14 @@ impl ModelConfig {
         }
         if !(self.rms_norm_eps > 0.0 && self.rms_norm_eps < 1.0) {
             return Err(Error::invalid_model(format!(
-                "rms_norm_eps is {}, but has to be between 0 and 1",
+                "rms_norm_eps is {}, but must be between 0 and 1",
                 self.rms_norm_eps
             )));
         }
         if let Activation::ClampedSwiglu { alpha, limit } = self.activation {
             for (key, value) in [("swiglu_alpha", alpha), ("swiglu_limit", limit)] {
                 if !(value > 0.0 && value.is_finite()) {
-                    return Err(Error::invalid_model(format!("{key} is {value}, but has to be positive")));
+                    return Err(Error::invalid_model(format!("{key} is {value}; it must be positive")));
                 }
             }
         }
@@ -431,7 +431,7 @@ impl ModelConfig {
                 return Err(Error::invalid_model(format!(
                     "the special token {id} is outside the vocabulary of {vocab_size} tokens"
                 ))
-                .with_hint("correct bos_token_id or eos_token_id, or leave it out"));
+                .with_hint("correct bos_token_id or eos_token_id, or omit it"));
             }
         }
         Ok(self)
@@ -442,7 +442,7 @@ fn in_range(key: &str, value: usize, max: usize) -> Result<()> {
     if (1..=max).contains(&value) {
         Ok(())
     } else {
-        Err(Error::invalid_model(format!("{key} is {value}, but has to be from 1 to {max}")))
+        Err(Error::invalid_model(format!("{key} is {value}, but must be from 1 to {max}")))
     }
 }
 
@@ -456,7 +456,7 @@ impl RopeConfig {
             if value > 0.0 && value.is_finite() {
                 Ok(())
             } else {
-                Err(Error::invalid_model(format!("{key} is {value}, but has to be positive")))
+                Err(Error::invalid_model(format!("{key} is {value}; it must be positive")))
             }
         };
         let ordered = |small: (&str, f64), large: (&str, f64)| {

@@ -1,4 +1,4 @@
-//! What is drafted, and how much of it.
+//! The sources and the numbers of drafted tokens.
 
 use std::str::FromStr;
 
@@ -9,9 +9,9 @@ use crate::{Error, Result, quoted};
 /// How drafts are made, with vLLM's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpeculativeMethod {
-    /// Nothing but what a grammar forces, and a draft model if there is one.
+    /// Only text that a grammar forces, and a draft model if there is one.
     Forced,
-    /// What followed the longest suffix that was there before, in the sequence's own prompt and output.
+    /// The continuation of the longest suffix that occurred before, in the sequence's own prompt and output.
     Suffix,
     /// The same, of suffixes of `prompt_lookup_min` to `prompt_lookup_max` tokens only.
     Ngram {
@@ -20,7 +20,7 @@ pub enum SpeculativeMethod {
         /// Most tokens of it that are compared.
         max: usize,
     },
-    /// What the model's own block for that predicts.
+    /// The predictions of the model's MTP block.
     Mtp,
 }
 
@@ -29,16 +29,17 @@ pub enum SpeculativeMethod {
 pub struct SpeculativeConfig {
     /// How drafts are made.
     pub method: SpeculativeMethod,
-    /// Most drafted tokens that are tried behind the last token of a sequence in a step; 0 turns all of it off.
+    /// Most drafted tokens that are tried after the last token of a sequence in a step; 0 turns all of it off.
     pub num_speculative_tokens: usize,
-    /// Fewer are tried, down to none, where more are not worth their time. Else as many as there are, to measure or to test.
+    /// Fewer are tried, down to none, if more are not worth their time. Otherwise as many as there are, to measure or
+    /// to test.
     pub is_adaptive: bool,
 }
 
 impl SpeculativeConfig {
-    /// Drafted tokens if nothing else is said.
+    /// The default number of drafted tokens.
     pub const USUAL_TOKENS: usize = 8;
-    /// The most that may be asked for.
+    /// The most that may be requested.
     pub const MAX_TOKENS: usize = 64;
 
     /// No speculation at all.
@@ -54,7 +55,7 @@ impl SpeculativeConfig {
     }
 }
 
-/// Keys of the JSON form.
+/// Keys of the JSON object.
 const METHOD: &str = "method";
 const MODEL: &str = "model";
 const NUM_TOKENS: &str = "num_speculative_tokens";
@@ -62,7 +63,7 @@ const LOOKUP_MIN: &str = "prompt_lookup_min";
 const LOOKUP_MAX: &str = "prompt_lookup_max";
 const ADAPTIVE: &str = "adaptive";
 
-/// What vLLM has in the place of a model where there is none.
+/// vLLM's names in the field of the model for methods without one.
 const NO_MODEL: &str = "[ngram]";
 
 /// Whether a draft model is meant: by the method, or as in vLLM by a model without a method.
@@ -74,7 +75,7 @@ fn has_draft_model(object: &Map<String, Value>) -> bool {
 }
 
 impl SpeculativeConfig {
-    /// The draft model that the JSON form names.
+    /// The draft model that the JSON object names.
     #[must_use]
     pub fn draft_model(text: &str) -> Option<String> {
         let value: Value = serde_json::from_str(text).ok()?;
@@ -82,9 +83,9 @@ impl SpeculativeConfig {
         object.get(MODEL)?.as_str().map(str::to_owned)
     }
 
-    /// The names of methods, as in the JSON form.
+    /// The names of methods, as in the JSON object.
     pub const METHODS: [&str; 5] = ["suffix", "ngram", "draft_model", "mtp", "forced"];
-    /// Keys of the JSON form.
+    /// Keys of the JSON object.
     pub const KEYS: [&str; 6] = [METHOD, MODEL, NUM_TOKENS, LOOKUP_MIN, LOOKUP_MAX, ADAPTIVE];
 }
 
@@ -94,11 +95,11 @@ impl FromStr for SpeculativeConfig {
 
     fn from_str(text: &str) -> Result<Self> {
         let value: Value = serde_json::from_str(text).map_err(|error| {
-            Error::invalid_request(format!("{} is no JSON: {error}", quoted(text)))
+            Error::invalid_request(format!("{} is not JSON: {error}", quoted(text)))
                 .with_hint(r#"write it as in {"method": "suffix", "num_speculative_tokens": 8}"#)
         })?;
         let Value::Object(object) = value else {
-            return Err(Error::invalid_request(format!("{} is no JSON object", quoted(text))));
+            return Err(Error::invalid_request(format!("{} is not a JSON object", quoted(text))));
         };
         let is_drafting = has_draft_model(&object);
         match object.get(MODEL) {
@@ -107,11 +108,11 @@ impl FromStr for SpeculativeConfig {
             None | Some(Value::Null) if !is_drafting => {}
             _ if is_drafting => {
                 return Err(Error::invalid_request("the method draft_model needs a model")
-                    .with_hint(r#"name one with the same tokens: {"method": "draft_model", "model": "…"}"#));
+                    .with_hint(r#"give one with the same tokens: {"method": "draft_model", "model": "…"}"#));
             }
             _ => {
-                return Err(Error::invalid_request("a model is given, but the method is not draft_model")
-                    .with_hint(r#"give the method "draft_model", or leave the model out"#));
+                return Err(Error::invalid_request("model is set, but the method is not draft_model")
+                    .with_hint(r#"give the method "draft_model", or omit the model"#));
             }
         }
         if let Some(key) = object.keys().find(|key| !Self::KEYS.contains(&key.as_str())) {
@@ -157,7 +158,9 @@ impl FromStr for SpeculativeConfig {
             None | Some(Value::Null) => true,
             Some(Value::Bool(is_adaptive)) => *is_adaptive,
             Some(value) => {
-                return Err(Error::invalid_request(format!("{ADAPTIVE} is {value}; it is true or false")));
+                return Err(Error::invalid_request(format!(
+                    "{ADAPTIVE} is {value}; it must be true or false"
+                )));
             }
         };
         Ok(Self { method, num_speculative_tokens, is_adaptive })
@@ -169,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_json_form_is_that_of_vllm() {
+    fn the_json_is_that_of_vllm() {
         let check = |text: &str, method, num_speculative_tokens| {
             assert_eq!(
                 text.parse::<SpeculativeConfig>().unwrap(),
@@ -207,8 +210,8 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         for (text, words) in [
-            ("suffix", "is no JSON"),
-            ("[]", "is no JSON object"),
+            ("suffix", "is not JSON"),
+            ("[]", "is not a JSON object"),
             (r#"{"method": "eagle"}"#, r#"unknown method "eagle""#),
             (r#"{"method": 3}"#, "unknown method 3"),
             (r#"{"method": "draft_model"}"#, "needs a model"),

@@ -1,4 +1,4 @@
-//! The way of a request's events from the engine's thread to whoever reads them: a thread that waits, or a task.
+//! The channel of a request's events from the engine's thread to its reader: a thread that waits, or a task.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 
 use super::{Event, EventSink};
 
-/// Both ends of a new channel. What it holds is bounded by what the request may generate.
+/// Both ends of a new channel. The request's token limit bounds its contents.
 pub(super) fn channel() -> (EventSender, EventReceiver) {
     let shared = Arc::new(Shared::default());
     (EventSender(Arc::clone(&shared)), EventReceiver(shared))
@@ -22,9 +22,9 @@ struct Shared {
 struct State {
     events: VecDeque<Event>,
     waker: Option<Waker>,
-    /// Nothing more comes.
+    /// The channel is closed.
     is_ended: bool,
-    /// Nobody reads.
+    /// The reader is gone.
     is_closed: bool,
 }
 
@@ -33,7 +33,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes what there is to read, and wakes whoever waits.
+    /// Changes the readable events, and wakes the reader.
     fn change(&self, change: impl FnOnce(&mut State)) {
         let waker = {
             let mut state = self.state();
@@ -63,7 +63,7 @@ impl EventSink for EventSender {
         is_read
     }
 
-    /// The other end belongs to a [`super::RequestStream`], which says when it goes away.
+    /// The other end belongs to a [`super::RequestStream`], which closes the channel when it is dropped.
     fn is_closed(&self) -> bool {
         false
     }
@@ -80,7 +80,7 @@ impl Drop for EventSender {
 pub(super) struct EventReceiver(Arc<Shared>);
 
 impl EventReceiver {
-    /// Waits for the next event; none if nothing more comes.
+    /// Waits for the next event; none after the last one.
     pub(super) fn recv(&self) -> Option<Event> {
         let mut state = self.0.state();
         loop {
@@ -94,7 +94,7 @@ impl EventReceiver {
         }
     }
 
-    /// The next event if it is there; none inside if nothing more comes.
+    /// The next event if there is one; an inner none after the last one.
     pub(super) fn try_recv(&self) -> Poll<Option<Event>> {
         let mut state = self.0.state();
         match state.events.pop_front() {

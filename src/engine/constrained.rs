@@ -1,17 +1,18 @@
-//! A sequence's place in its constraint, and the tokens that it may choose next.
+//! A sequence's state in its constraint, and the tokens that it may choose next.
 //!
-//! The set is made as soon as the token before it is known (`masks`), so a step finds it ready as a rule, and a sequence
-//! that is complete or stuck ends without another step. How the request's parameters and the constraint go together:
+//! The set is computed as soon as the previous token is known (`masks`), so a step usually finds it ready, and a
+//! sequence that is complete or stuck ends without another step. Interactions of the request's parameters and the
+//! constraint:
 //!
-//! - The end tokens of the request join the set where the constraint lets the output end. With `ignore_eos` the
-//!   model's own are not among them; the output then ends where nothing more may follow.
-//! - While `min_tokens` is not reached, end tokens are kept out of the set, unless the constraint leaves nothing
-//!   else. If nothing may follow, the output ends all the same.
+//! - The end tokens of the request join the set where the constraint lets the output end. With `ignore_eos` the model's
+//!   own are not among them; the output then ends where the constraint allows no further token.
+//! - Until `min_tokens` is reached, end tokens are kept out of the set, unless the constraint allows no other token. If it
+//!   allows none at all, the output ends in any case.
 //! - `logit_bias` and penalties change which of the allowed tokens is chosen, never which are allowed.
 
 use std::sync::Arc;
 
-use super::scout::{LookAhead, Scout};
+use super::scout::{DraftLimits, Scout};
 use crate::Result;
 use crate::sampling::{Constraint, ConstraintState, TokenMask};
 use crate::speculation::Draft;
@@ -24,19 +25,19 @@ pub(super) struct Constrained {
     scout: Option<Scout>,
 }
 
-/// What the request's parameters say of the end.
+/// The request's parameters for its end.
 #[derive(Debug, Clone)]
 pub(super) struct Ends {
     pub(super) token_ids: Arc<[u32]>,
     pub(super) min_tokens: usize,
 }
 
-/// What may follow.
+/// The allowed tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
     /// A token of the set.
     Token,
-    /// Nothing: the output is complete.
+    /// None: the output is complete.
     Nothing,
 }
 
@@ -59,7 +60,7 @@ impl Constrained {
         };
         let mut first = start(TokenMask::default());
         if first.update(0)? == Next::Nothing {
-            return Err(crate::Error::invalid_request("the constraint allows nothing but an empty output"));
+            return Err(crate::Error::invalid_request("the constraint allows only an empty output"));
         }
         let allowed = first.allowed.clone();
         let others = (1..num_sequences).map(|_| start(allowed.clone()));
@@ -74,7 +75,7 @@ impl Constrained {
     /// Takes tokens, the output's last of `num_output_tokens`, which did not end it.
     ///
     /// # Errors
-    /// If the sequence can neither go on nor end.
+    /// If the sequence can neither continue nor end.
     pub(super) fn accept(&mut self, token_ids: &[u32], num_output_tokens: usize) -> Result<Next> {
         token_ids.iter().try_for_each(|token_id| self.state.accept(*token_id))?;
         self.update(num_output_tokens)
@@ -84,29 +85,30 @@ impl Constrained {
         self.ends.update(self.state.as_mut(), &mut self.allowed, num_tokens)
     }
 
-    /// Drafts what may follow the tokens that were just taken.
-    pub(super) fn look_ahead(&mut self, token_ids: &[u32], num_output_tokens: usize, look_ahead: &LookAhead) {
+    /// Drafts allowed tokens after those that were just accepted.
+    pub(super) fn limits(&mut self, token_ids: &[u32], num_output_tokens: usize, limits: &DraftLimits) {
         let Some(scout) = &mut self.scout else { return };
         let has_failed = scout.follow(token_ids).is_err()
-            || scout.draft(&self.ends, &self.allowed, num_output_tokens, look_ahead).is_err();
+            || scout.draft(&self.ends, &self.allowed, num_output_tokens, limits).is_err();
         if has_failed {
-            // What only a draft has found is nothing that the output has met.
+            // Tokens that only a draft reached are not part of the output.
             self.scout = None;
         }
     }
 
-    /// What may follow, each token allowed behind those before it.
+    /// The allowed tokens of a draft, each after the previous ones.
     pub(super) fn draft(&self) -> &Draft {
         static NOTHING: Draft = Draft { token_ids: Vec::new(), chances: Vec::new() };
         self.scout.as_ref().map_or(&NOTHING, Scout::drafted)
     }
 
-    /// The tokens that may be chosen behind each of the draft's.
+    /// The tokens that may be chosen after each of the draft's.
     pub(super) fn draft_allowed(&self) -> &[TokenMask] {
         self.scout.as_ref().map_or(&[], Scout::allowed)
     }
 
-    /// Hears how much of the draft came; false if a drafter is to hear it, because the draft was not of forced tokens.
+    /// Receives how much of the draft was accepted; false if the drafter must receive it, because the draft was not of
+    /// forced tokens.
     pub(super) fn learn_forced(&mut self, num_tried: usize, num_right: usize) -> bool {
         self.scout.as_mut().is_some_and(|scout| scout.learn_forced(num_tried, num_right))
     }
@@ -116,7 +118,7 @@ impl Ends {
     /// The tokens that may follow `num_tokens` tokens of the output.
     ///
     /// # Errors
-    /// If the sequence can neither go on nor end.
+    /// If the sequence can neither continue nor end.
     pub(super) fn update(
         &self,
         state: &mut dyn ConstraintState,
@@ -127,9 +129,9 @@ impl Ends {
         if allowed.is_empty() {
             return match may_end {
                 true => Ok(Next::Nothing),
-                false => {
-                    Err(crate::Error::invalid_request("the constraint allows no token here, and no end"))
-                }
+                false => Err(crate::Error::invalid_request(
+                    "the constraint allows neither a token nor the end here",
+                )),
             };
         }
         if num_tokens >= self.min_tokens {
@@ -147,7 +149,7 @@ impl Ends {
 mod tests {
     use super::*;
 
-    /// Allows the same at every place.
+    /// Allows the same at every position.
     #[derive(Debug, Clone)]
     struct Always(Vec<u32>, bool);
 
@@ -191,7 +193,7 @@ mod tests {
         check(&[3, 7], true, 5, 4, Some(&[3]));
         check(&[3, 7], true, 5, 5, Some(&[0, 3, 7]));
         check(&[7], false, 5, 4, Some(&[7]));
-        // Where nothing may follow, the output ends, whatever min_tokens says.
+        // Where no token may follow, the output ends, for every `min_tokens`.
         check(&[], true, 5, 4, None);
         check(&[], true, 0, 9, None);
     }
@@ -199,9 +201,10 @@ mod tests {
     #[test]
     fn a_dead_end_is_an_error() {
         let ends = Ends { token_ids: [0].into(), min_tokens: 0 };
-        for (constraint, words) in
-            [(Always(vec![], false), "no token here"), (Always(vec![], true), "an empty output")]
-        {
+        for (constraint, words) in [
+            (Always(vec![], false), "neither a token nor the end"),
+            (Always(vec![], true), "an empty output"),
+        ] {
             let error = Constrained::start(&constraint, 2, &ends, true).err().unwrap();
             assert!(error.message().contains(words), "{error}");
         }

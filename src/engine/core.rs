@@ -17,12 +17,12 @@ use super::step_time::QueuedSteps;
 use crate::config::EngineConfig;
 use crate::kv_cache::CacheEvent;
 use crate::prefix_store::StoreStats;
-use crate::runner::{RowOutput, Runner};
+use crate::runner::{Runner, SequenceOutput};
 use crate::sampling::{SampledToken, SamplingParams};
-use crate::scheduler::{ScheduledRow, Scheduler, SchedulerOutput, SchedulerStats, SeqId, SequenceSpec};
+use crate::scheduler::{PlannedSequence, Scheduler, SchedulerOutput, SchedulerStats, SeqId, SequenceSpec};
 use crate::{Error, ErrorKind, Result};
 
-/// The engine without a thread: whoever owns it calls [`step`](Self::step).
+/// The engine without a thread: its owner calls [`step`](Self::step).
 ///
 /// Token ids go in and come out; text exists only above.
 pub struct EngineCore {
@@ -32,12 +32,12 @@ pub struct EngineCore {
     model: Arc<ModelLimits>,
     pub(super) table: Table,
     pub(super) masks: Masks,
-    /// What the last step took.
+    /// The time of the last step.
     pub(super) step_time: Duration,
     pub(super) queued: Option<QueuedSteps>,
-    /// The last plan was empty, and the next one will be until a mask is there or somebody comes or goes.
+    /// The last plan was empty, and the next one will be until a mask is ready or a request arrives or leaves.
     is_stalled: bool,
-    /// The number of the next request, whoever gives it.
+    /// The number of the next request.
     next_id: Arc<AtomicU64>,
     /// Where the seeds of requests without one come from.
     seeds: std::hash::RandomState,
@@ -76,9 +76,9 @@ pub struct EngineStats {
     pub num_external_queries: u64,
     /// Tokens found there.
     pub num_external_hits: u64,
-    /// What the prefix store has done; none without one.
+    /// Counters of the prefix store; none without one.
     pub prefix_store: Option<StoreStats>,
-    /// What memory of the host has of the cache; none if there is none for it.
+    /// The host tier's contents and counters; none without a host tier.
     pub host_tier: Option<HostTierStats>,
 }
 
@@ -95,7 +95,7 @@ pub struct HostTierStats {
     pub num_stored_blocks: u64,
     /// Blocks that were copied back.
     pub num_read_blocks: u64,
-    /// Blocks that were not copied, because a copy failed or all places were in use.
+    /// Blocks that were not copied, because a copy failed or all slots were in use.
     pub num_dropped_blocks: u64,
 }
 
@@ -118,9 +118,9 @@ pub(super) struct RequestState {
     pub(super) prompt_logits: bool,
     /// Report how far the prompt is.
     pub(super) prompt_progress: bool,
-    /// What the outputs are said to be like.
+    /// The request's prediction of its outputs.
     pub(super) prediction: Vec<u32>,
-    /// Prompt tokens of which all that is wanted has been reported.
+    /// Prompt tokens whose report is complete.
     pub(super) num_reported_tokens: usize,
     pub(super) arrival: Instant,
 }
@@ -141,8 +141,10 @@ pub(super) struct SequenceState {
     pub(super) chain: Option<Box<Chain>>,
 }
 
-/// Why a sequence is at its end, and with [`FinishReason::Error`] perhaps what failed.
+/// The reason for a sequence's end, and with [`FinishReason::Error`] possibly the error.
 type End = (FinishReason, Option<Error>);
+/// Events, each with its request.
+type Events = Vec<(RequestId, Event)>;
 
 impl std::fmt::Debug for EngineCore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -159,8 +161,8 @@ impl EngineCore {
         config.validate()?;
         let seeds = std::hash::RandomState::new();
         let mut scheduler = Scheduler::new(config.clone(), random(&seeds, u64::MAX));
-        if runner.can_look_ahead() {
-            scheduler.look_ahead();
+        if runner.can_queue_next_step() {
+            scheduler.enable_async_scheduling();
         }
         scheduler.limit_drafted_steps(runner.max_exact_tokens());
         Ok(Self {
@@ -197,8 +199,8 @@ impl EngineCore {
     /// Queues a request.
     ///
     /// # Errors
-    /// If the request is not valid (see [`Request::validate`]), or the queue is full ([`ErrorKind::Capacity`]). Nothing
-    /// is kept then. A constraint that allows no token ends the request with an event.
+    /// If the request is not valid (see [`Request::validate`]), or the queue is full ([`ErrorKind::Capacity`]); the
+    /// request is not kept then. A constraint that allows no token ends the request with an event.
     pub fn submit(&mut self, request: Request) -> Result<RequestId> {
         let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
         self.submit_as(id, request)?;
@@ -216,7 +218,7 @@ impl EngineCore {
         if self.table.requests.len() >= self.config.max_num_requests {
             return Err(Error::new(
                 ErrorKind::Capacity,
-                format!("{} requests are unfinished, the most allowed", self.table.requests.len()),
+                format!("{} requests are unfinished, which is the limit", self.table.requests.len()),
             )
             .with_hint("try again when some have finished"));
         }
@@ -323,8 +325,8 @@ impl EngineCore {
         self.table.requests.contains_key(&id)
     }
 
-    /// Schedules, executes and updates once; returns what happened. Does nothing without requests. Where nothing can be
-    /// computed before a constraint says what may come next, waits for that.
+    /// Schedules, executes and updates once; returns the events. Does nothing without requests. If every sequence needs
+    /// a mask first, waits for one.
     pub fn step(&mut self) -> Vec<(RequestId, Event)> {
         if self.is_stalled && !self.wait_for_restored() {
             self.masks.wait();
@@ -337,7 +339,7 @@ impl EngineCore {
         events
     }
 
-    /// Whether nothing can be computed until a mask is there or somebody comes or goes.
+    /// Whether every sequence waits for a mask, until one is ready or a request arrives or leaves.
     pub(super) fn is_stalled(&self) -> bool {
         self.is_stalled
     }
@@ -350,12 +352,13 @@ impl EngineCore {
         self.propose_drafts();
         let plan = self.scheduler.schedule();
         self.note_preempted(&plan.preempted);
-        self.is_stalled = plan.rows.is_empty() && plan.preempted.is_empty() && self.has_pending();
-        if plan.rows.is_empty() {
+        self.is_stalled = plan.sequences.is_empty() && plan.preempted.is_empty() && self.has_pending();
+        if plan.sequences.is_empty() {
             return events;
         }
         self.mark_scheduled(&plan);
-        let step = Resolver { scheduler: &self.scheduler, table: &self.table }.step(&plan);
+        let may_draft_next = self.may_draft_next(&plan);
+        let step = Resolver { scheduler: &self.scheduler, table: &self.table }.step(&plan, may_draft_next);
         let start = Instant::now();
         match self.runner.execute(&step) {
             Ok(outputs) => {
@@ -365,19 +368,19 @@ impl EngineCore {
                 let num_tokens = plan.num_scheduled_tokens() * plan.num_steps;
                 self.stats.num_computed_tokens += num_tokens as u64;
                 self.stats.step_sizes.count(num_tokens);
-                if self.runner.has_continued() {
-                    self.scheduler.continue_rows(&plan);
+                if self.runner.has_queued_step() {
+                    self.scheduler.record_queued_step(&plan);
                 }
-                for (row, output) in plan.rows.iter().zip(outputs) {
-                    self.update(row, output, &mut events);
+                for (planned, output) in plan.sequences.iter().zip(outputs) {
+                    self.update(planned, output, &mut events);
                 }
                 self.keep_some();
             }
             Err(error) => {
                 self.stats.num_failed_steps_in_a_row += 1;
                 self.forget_queued_steps();
-                for row in &plan.rows {
-                    self.fail_request(row.seq, &error, &mut events);
+                for planned in &plan.sequences {
+                    self.fail_request(planned.seq, &error, &mut events);
                 }
                 if error.kind() == ErrorKind::DeviceLost {
                     self.lost_device = Some(error);
@@ -392,27 +395,27 @@ impl EngineCore {
         self.scheduler.keep_pace();
     }
 
-    /// Keeps a record from now on of what can be found in the prefix cache and beside it and what no longer, for whoever calls
+    /// From now on, records which blocks enter and leave the prefix cache and its tiers, for callers of
     /// [`take_cache_events`](Self::take_cache_events) after each step.
     pub fn record_cache_events(&mut self) {
         self.scheduler.record_cache_events();
         self.record_tier_events();
     }
 
-    /// Takes what was recorded since the last time, in the order in which it happened.
+    /// Takes the events since the last call, in order.
     pub fn take_cache_events(&mut self) -> Vec<CacheEvent> {
         let mut events = self.scheduler.take_cache_events();
         events.append(&mut self.take_tier_events());
         events
     }
 
-    /// What the device failed with, if it is lost: no step can succeed any more.
+    /// The device's error, if it is lost: no step can succeed any more.
     #[must_use]
     pub fn lost_device(&self) -> Option<&Error> {
         self.lost_device.as_ref()
     }
 
-    /// Ends every request with an error: the engine cannot go on.
+    /// Ends every request with an error: the engine cannot continue.
     pub fn fail_all(&mut self, error: &Error) -> Vec<(RequestId, Event)> {
         let mut events = Vec::new();
         let sequences: Vec<SeqId> = self.table.sequences.keys().copied().collect();
@@ -439,13 +442,13 @@ impl EngineCore {
             ));
         }
         if !self.has_unfinished() && self.scheduler.has_unfinished() {
-            return Err("the scheduler has a sequence that no request knows".to_owned());
+            return Err("the scheduler has a sequence without a request".to_owned());
         }
         if !self.has_unfinished() && self.drafts.has_tokens() {
-            return Err("drafters have tokens, but nothing runs".to_owned());
+            return Err("drafters have tokens, but no request runs".to_owned());
         }
         if !self.has_unfinished() && self.scheduler.kv_cache_usage() != 0.0 {
-            return Err("blocks are in use, but nothing runs".to_owned());
+            return Err("blocks are in use, but no request runs".to_owned());
         }
         Ok(())
     }
@@ -464,32 +467,33 @@ impl EngineCore {
         stats
     }
 
-    /// Whether somebody is held for what is to come.
+    /// Whether a sequence is held for such a block.
     fn has_pending(&self) -> bool {
         self.masks.has_pending() || self.has_restores()
     }
 
     fn mark_scheduled(&mut self, plan: &SchedulerOutput) {
         let now = Instant::now();
-        for id in plan.rows.iter().flat_map(|row| std::iter::once(&row.seq).chain(&row.samples)) {
+        let planned = plan.sequences.iter();
+        for id in planned.flat_map(|planned| std::iter::once(&planned.seq).chain(&planned.samples)) {
             if let Some(sequence) = self.table.sequences.get_mut(id) {
                 sequence.first_scheduled.get_or_insert(now);
             }
         }
     }
 
-    fn update(&mut self, row: &ScheduledRow, mut output: RowOutput, events: &mut Vec<(RequestId, Event)>) {
-        self.report_prompt(row, &mut output, events);
-        let mut samples = row.samples.iter().zip(output.samples);
+    fn update(&mut self, planned: &PlannedSequence, mut output: SequenceOutput, events: &mut Events) {
+        self.report_prompt(planned, &mut output, events);
+        let mut samples = planned.samples.iter().zip(output.samples);
         let Some((&leader, tokens)) = samples.next() else {
-            self.scheduler.advance(row, &[]);
-            self.note_published(row.seq);
+            self.scheduler.advance(planned, &[]);
+            self.note_published(planned.seq);
             return;
         };
-        self.learn_draft(row, tokens.iter().flatten().count());
+        self.learn_draft(planned, tokens.iter().flatten().count());
         let (accepted, finish) = self.accept(leader, tokens, events);
-        self.scheduler.advance(row, &accepted);
-        self.note_published(row.seq);
+        self.scheduler.advance(planned, &accepted);
+        self.note_published(planned.seq);
         self.follow_constraint(leader, &accepted, finish.is_some());
         for (&fork, tokens) in samples {
             let (accepted, finish) = self.accept(fork, tokens, events);
@@ -511,7 +515,7 @@ impl EngineCore {
         &mut self,
         id: SeqId,
         tokens: Vec<Option<SampledToken>>,
-        events: &mut Vec<(RequestId, Event)>,
+        events: &mut Events,
     ) -> (Vec<u32>, Option<End>) {
         let mut accepted = Vec::with_capacity(tokens.len());
         let (Some(state), Some(sequence)) = (self.table.sequences.get_mut(&id), self.scheduler.sequence(id))
@@ -538,7 +542,7 @@ impl EngineCore {
             if is_end {
                 return (accepted, Some((FinishReason::Stop, None)));
             }
-            // What its constraint says comes before that, and later.
+            // The verdict of its constraint comes first, and later.
             let is_free = matches!(state.allowed, Allowed::All);
             if is_free && sequence.prompt_token_ids().len() + num_output_tokens + 1 >= sequence.max_len() {
                 return (accepted, Some((FinishReason::Length, None)));
@@ -547,19 +551,14 @@ impl EngineCore {
         (accepted, None)
     }
 
-    /// Reports what is wanted of prompt tokens once, also when a preempted prompt is computed again.
-    fn report_prompt(
-        &mut self,
-        row: &ScheduledRow,
-        output: &mut RowOutput,
-        events: &mut Vec<(RequestId, Event)>,
-    ) {
-        let Some(state) = self.table.sequences.get(&row.seq) else { return };
+    /// Reports the requested values of prompt tokens once, also when a preempted prompt is computed again.
+    fn report_prompt(&mut self, planned: &PlannedSequence, output: &mut SequenceOutput, events: &mut Events) {
+        let Some(state) = self.table.sequences.get(&planned.seq) else { return };
         let Some(request) = self.table.requests.get_mut(&state.request) else { return };
-        let Some(sequence) = self.scheduler.sequence(row.seq) else { return };
+        let Some(sequence) = self.scheduler.sequence(planned.seq) else { return };
         let num_prompt_tokens = sequence.prompt_token_ids().len();
-        let end = (row.start + row.len).min(num_prompt_tokens);
-        let first = request.num_reported_tokens.max(row.start);
+        let end = (planned.start + planned.len).min(num_prompt_tokens);
+        let first = request.num_reported_tokens.max(planned.start);
         if first >= end {
             return;
         }
@@ -575,28 +574,28 @@ impl EngineCore {
             events.push((state.request, Event::PromptProgress { progress }));
         }
         if !output.logits.is_empty() {
-            let vocab_size = output.logits.len() / row.len;
-            let wanted = (first - row.start) * vocab_size..(end - row.start) * vocab_size;
+            let vocab_size = output.logits.len() / planned.len;
+            let wanted = (first - planned.start) * vocab_size..(end - planned.start) * vocab_size;
             events.push((state.request, Event::PromptLogits { logits: output.logits[wanted].to_vec() }));
         }
         // The logits of the last prompt token are about the first generated one.
         let end = end.min(num_prompt_tokens - 1);
         if first < end && !output.prompt_logprobs.is_empty() {
             let logprobs = std::mem::take(&mut output.prompt_logprobs).into_iter();
-            let logprobs = logprobs.take(end - row.start).skip(first - row.start).collect();
+            let logprobs = logprobs.take(end - planned.start).skip(first - planned.start).collect();
             events.push((state.request, Event::PromptLogprobs { logprobs }));
         }
     }
 
     /// Ends a sequence and frees its blocks. With `keep_for_forks`, a leader whose forks have not
-    /// started goes on in silence until they have.
+    /// started continues without events until they have.
     pub(super) fn finish(
         &mut self,
         id: SeqId,
         reason: FinishReason,
         error: Option<&Error>,
         keep_for_forks: bool,
-        events: &mut Vec<(RequestId, Event)>,
+        events: &mut Events,
     ) {
         let Some(state) = self.table.sequences.get_mut(&id) else { return };
         self.is_stalled = false;
@@ -642,7 +641,7 @@ impl EngineCore {
     }
 
     /// Ends all sequences of the request that `id` belongs to.
-    pub(super) fn fail_request(&mut self, id: SeqId, error: &Error, events: &mut Vec<(RequestId, Event)>) {
+    pub(super) fn fail_request(&mut self, id: SeqId, error: &Error, events: &mut Events) {
         let Some(request) = self.table.sequences.get(&id).map(|state| state.request) else { return };
         let sequences: Vec<SeqId> =
             self.table.requests[&request].sequences.iter().flatten().copied().collect();
@@ -667,7 +666,7 @@ impl EngineCore {
         };
         let now = Instant::now();
         let arrival = self.table.requests.get(&state.request).map_or(now, |request| request.arrival);
-        let scheduled = state.first_scheduled.unwrap_or(now);
+        let planned = state.first_scheduled.unwrap_or(now);
         let first_token = state.first_token.unwrap_or(now);
         let from_tier = |num_tokens: fn(&Chain) -> usize| {
             state.chain.as_deref().map_or(0, num_tokens).min(sequence.num_cached_tokens())
@@ -682,8 +681,8 @@ impl EngineCore {
             num_preemptions: sequence.num_preemptions(),
             num_accepted_draft_tokens: state.num_accepted_draft_tokens,
             num_rejected_draft_tokens: state.num_rejected_draft_tokens,
-            queue_time: scheduled.saturating_duration_since(arrival),
-            prefill_time: first_token.saturating_duration_since(scheduled),
+            queue_time: planned.saturating_duration_since(arrival),
+            prefill_time: first_token.saturating_duration_since(planned),
             decode_time: now.saturating_duration_since(first_token),
         }
     }

@@ -1,4 +1,4 @@
-//! The engine and its drafts: what may follow each sequence is proposed before a step and compared with what came after it.
+//! The engine and its drafts: continuations of each sequence are proposed before a step and compared with its results.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use super::core::SequenceState;
 use super::following::Allowed;
 use super::predicting::Predicted;
 use crate::config::{EngineConfig, SpeculativeConfig, SpeculativeMethod};
-use crate::scheduler::{ScheduledRow, SeqId};
+use crate::scheduler::{PlannedSequence, SeqId};
 use crate::speculation::{Acceptance, Draft, DraftSource, DraftedSequence, Drafter, Evidence, LookupSource};
 
 /// Tokens that drafters take at most before a step, so that a long prompt holds up no step. An automaton takes 0.2 µs for each
@@ -21,7 +21,9 @@ const KEPT_FOR_CACHED: usize = 2;
 pub(super) struct Drafts {
     source: Option<Box<dyn DraftSource>>,
     /// Present if the model drafts itself: how often it is right.
-    by_model: Option<Arc<Acceptance>>,
+    pub(super) by_model: Option<Arc<Acceptance>>,
+    /// A sequence may have drafts of the model after the next step.
+    pub(super) model_may_draft: bool,
     of_predictions: LookupSource,
     pub(super) max_tokens: usize,
     /// Tokens that all drafters may have: each takes memory for every one, and predictions are in no block of the cache.
@@ -31,7 +33,7 @@ pub(super) struct Drafts {
     draft: Draft,
 }
 
-/// What drafts for a sequence.
+/// The drafter of a sequence.
 pub(super) enum SequenceDrafter {
     /// Something that sees its tokens alone.
     Tokens(TokenDrafter),
@@ -45,16 +47,16 @@ pub(super) struct TokenDrafter {
     num_tokens: usize,
 }
 
-/// What has been drafted, tried and found right.
+/// Drafted, tried and accepted tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpeculationStats {
     /// Drafts that were tried.
     pub num_drafts: u64,
     /// Tokens of them.
     pub num_draft_tokens: u64,
-    /// Tokens that came as they were drafted.
+    /// Accepted drafted tokens.
     pub num_accepted_tokens: u64,
-    /// The same by their place in the draft.
+    /// The same by their position in the draft.
     pub num_accepted_at: [u64; SpeculativeConfig::MAX_TOKENS],
 }
 
@@ -93,6 +95,7 @@ impl Drafts {
         Self {
             source,
             by_model: drafts_itself.then(Arc::default),
+            model_may_draft: false,
             of_predictions,
             max_tokens: config.num_speculative_tokens,
             max_kept_tokens,
@@ -106,7 +109,7 @@ impl Drafts {
         self.num_kept_tokens > 0
     }
 
-    /// What drafts where nothing else does, if something is predicted.
+    /// The drafter if there is no other one, for requests with a prediction.
     fn of_predictions(&self, prediction: &[u32]) -> Option<&dyn DraftSource> {
         (!prediction.is_empty()).then_some(&self.of_predictions)
     }
@@ -118,14 +121,14 @@ impl EngineCore {
         self.drafts.source = Some(source);
     }
 
-    /// Tells the scheduler what may follow the sequences that generate.
+    /// Passes the drafts of decoding sequences to the scheduler.
     pub(super) fn propose_drafts(&mut self) {
         let mut draft = std::mem::take(&mut self.drafts.draft);
         let mut max_new_tokens = MAX_NEW_TOKENS;
         for id in self.scheduler.generating() {
             draft.clear();
             match self.table.sequences.get(&id).map(|state| &state.allowed) {
-                // Cut to what may come when the mask was made.
+                // Cut to the tokens that were allowed when the mask was made.
                 Some(Allowed::Tokens(constrained)) => draft.clone_from(constrained.draft()),
                 Some(Allowed::All) => self.look_up(id, &mut max_new_tokens, &mut draft),
                 Some(Allowed::NotKnown) | None => continue,
@@ -133,9 +136,16 @@ impl EngineCore {
             self.scheduler.propose(id, &draft);
         }
         self.drafts.draft = draft;
+        if let Some(all) = &self.drafts.by_model {
+            let may_draft = std::mem::take(&mut self.drafts.model_may_draft);
+            if !may_draft {
+                all.forget(Evidence::Model);
+            }
+            self.scheduler.set_model_may_draft(may_draft);
+        }
     }
 
-    /// What the drafter of a sequence says that has a constraint and has just got a token.
+    /// The drafter's proposal for a sequence with a constraint that has just got a token.
     pub(super) fn hint(&mut self, id: SeqId) -> Draft {
         let mut draft = Draft::default();
         if self.drafts.max_tokens > 0 {
@@ -190,24 +200,24 @@ impl EngineCore {
         }
     }
 
-    /// Lets go of what the drafter of a sequence that has ended took.
+    /// Releases the drafter's resources of a sequence that has ended.
     pub(super) fn drop_drafter(&mut self, drafter: Option<SequenceDrafter>) {
         if let Some(SequenceDrafter::Tokens(drafter)) = drafter {
             self.drafts.num_kept_tokens -= drafter.num_tokens;
         }
     }
 
-    /// Hears how many tokens came of a row's draft.
-    pub(super) fn learn_draft(&mut self, row: &ScheduledRow, num_tokens: usize) {
-        if row.num_draft_tokens == 0 {
+    /// Receives how many tokens of a sequence's draft were accepted.
+    pub(super) fn learn_draft(&mut self, planned: &PlannedSequence, num_tokens: usize) {
+        if planned.num_draft_tokens == 0 {
             return;
         }
         let num_right = num_tokens.saturating_sub(1);
-        self.stats.speculation.count(row.num_draft_tokens, num_right);
-        let Some(state) = self.table.sequences.get_mut(&row.seq) else { return };
+        self.stats.speculation.count(planned.num_draft_tokens, num_right);
+        let Some(state) = self.table.sequences.get_mut(&planned.seq) else { return };
         state.num_accepted_draft_tokens += num_right;
-        state.num_rejected_draft_tokens += row.num_draft_tokens - num_right;
-        state.learn_draft(row.num_draft_tokens, num_right, self.drafts.by_model.as_deref());
+        state.num_rejected_draft_tokens += planned.num_draft_tokens - num_right;
+        state.learn_draft(planned.num_draft_tokens, num_right, self.drafts.by_model.as_deref());
     }
 }
 
@@ -228,7 +238,7 @@ impl SequenceState {
 }
 
 impl TokenDrafter {
-    /// Takes tokens that it has not seen, up to so many; whether it has all of them now.
+    /// Takes tokens that it has not seen, up to this many; whether it has all of them now.
     fn catch_up(&mut self, prediction: &[u32], token_ids: &[u32], max_new_tokens: &mut usize) -> bool {
         let num_all = prediction.len() + token_ids.len();
         for (start, part) in [(0, prediction), (prediction.len(), token_ids)] {

@@ -1,7 +1,8 @@
-//! The engine and its constraints: hands sequences over when their tokens are known, and takes them back with their masks.
+//! The engine and its constraints: hands sequences over when their tokens are known, and takes them back with their
+//! masks.
 //!
-//! A sequence whose mask is not there is held: it sits steps out. What is found out then ends it as it would have at
-//! once: complete before full, and full before stuck.
+//! A sequence without its mask is held: steps skip it. The mask's outcome then ends it exactly as it would have in
+//! time: complete before full, and full before stuck.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,22 +12,22 @@ use super::constrained::{Constrained, Ends, Next};
 use super::masks::{Done, Outcome, Owner};
 use super::output::{Event, FinishReason};
 use super::request::RequestId;
-use super::scout::LookAhead;
+use super::scout::DraftLimits;
 use crate::Result;
 use crate::sampling::{Constraint, TokenMask};
 use crate::scheduler::{SeqId, SequenceStatus};
 
-/// What a step waits at least for masks, if they take that long.
+/// The minimum time that a step waits for masks.
 const MIN_WAIT: Duration = Duration::from_millis(2);
 
-/// What drafting may take at least, behind a mask that is there.
-const MIN_LOOK_AHEAD: Duration = Duration::from_micros(500);
+/// The minimum time for drafting after a mask that is ready.
+const MIN_DRAFT_TIME: Duration = Duration::from_micros(500);
 
-/// What may come next in a sequence.
+/// The allowed next tokens of a sequence.
 pub(super) enum Allowed {
     /// Everything: there is no constraint.
     All,
-    /// What it says.
+    /// The set.
     Tokens(Box<Constrained>),
     /// Its mask is being made.
     NotKnown,
@@ -41,7 +42,7 @@ impl Allowed {
         }
     }
 
-    /// What is allowed behind each drafted token; nothing for all.
+    /// The allowed tokens after each drafted token; none if all are.
     pub(super) fn drafted(&self) -> &[TokenMask] {
         match self {
             Self::Tokens(constrained) => constrained.draft_allowed(),
@@ -94,15 +95,15 @@ impl EngineCore {
         };
         let Some(mut constrained) = state.allowed.hand_over() else { return };
         let (token_ids, num_tokens) = (accepted.to_vec(), sequence.output_token_ids().len());
-        let look_ahead = LookAhead {
+        let limits = DraftLimits {
             max_tokens: self.drafts.max_tokens,
-            max_time: MIN_LOOK_AHEAD.max(self.step_time / 8),
+            max_time: MIN_DRAFT_TIME.max(self.step_time / 8),
             hint,
         };
         self.masks.make(id, state.owner, move || {
             let next = constrained.accept(&token_ids, num_tokens)?;
             if next == Next::Token {
-                constrained.look_ahead(&token_ids, num_tokens, &look_ahead);
+                constrained.limits(&token_ids, num_tokens, &limits);
             }
             Ok(Outcome::Followed(constrained, next))
         });
@@ -141,7 +142,7 @@ impl EngineCore {
         }
     }
 
-    /// Goes on with a sequence, or ends it. Without a beginning, all of its request end.
+    /// Continues a sequence, or ends it. If its start failed, all sequences of its request end.
     fn go_on(&mut self, id: SeqId, next: Result<Next>, events: &mut Vec<(RequestId, Event)>) {
         let Some(sequence) = self.scheduler.sequence(id) else { return };
         let is_full = sequence.token_ids().len() >= sequence.max_len();
@@ -168,7 +169,7 @@ impl EngineCore {
         }
     }
 
-    /// Has the thread that made no step sleep until it is told of a mask; false if there is one.
+    /// Makes the thread that made no step sleep until a mask is ready; false if one is.
     pub(super) fn sleep(&self) -> bool {
         let waits_elsewhere = self.waits_for_restored();
         self.is_stalled() && (waits_elsewhere || !self.has_restores()) && self.masks.sleep(waits_elsewhere)

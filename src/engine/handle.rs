@@ -1,4 +1,4 @@
-//! The engine on a thread of its own.
+//! The engine on its own thread.
 //!
 //! One thread owns all state. Commands reach it through a bounded channel as a closed enum; events
 //! leave through a sink per request that never waits, so the engine never waits for a reader. A request
@@ -19,7 +19,7 @@ use crate::config::EngineConfig;
 use crate::{Error, ErrorKind, Result};
 
 /// Commands that may wait for the engine to finish its step: more than the requests that a server accepts by
-/// default, so that those of one client leave room for others.
+/// default, so that one client leaves space for others.
 const COMMAND_QUEUE: usize = 2_048;
 
 /// A running engine. Dropping it ends all requests.
@@ -62,12 +62,12 @@ impl Engine {
         &self.model
     }
 
-    /// Queues a request; the stream gives its tokens as they come. Dropping the stream aborts it. This does not wait for
-    /// the step that is under way: what is submitted one after another begins together.
+    /// Queues a request; the stream yields its tokens. Dropping the stream aborts it. This does not wait for the
+    /// current step: requests that are submitted one after another start together.
     ///
     /// # Errors
-    /// If the request is not valid (see [`Request::validate`]), or the engine has failed. What only the engine can know
-    /// is the first event instead, an [`Event::Finished`] with its error: that too many requests are unfinished, or that a
+    /// If the request is not valid (see [`Request::validate`]), or the engine has failed. Errors that only the engine
+    /// can detect are the first event instead, an [`Event::Finished`]: too many requests are unfinished, or a
     /// constraint allows no token.
     pub fn submit(&self, request: Request) -> Result<RequestStream> {
         request.validate(&self.model, &self.config)?;
@@ -82,7 +82,7 @@ impl Engine {
         Ok(RequestStream { events, abort: self.abort_handle(id), unfinished })
     }
 
-    /// Queues a request whose events go to `sink`, without waiting for anything. `on_accepted` hears
+    /// Queues a request whose events go to `sink`, without waiting for anything. `on_accepted` receives
     /// whether the engine takes it.
     ///
     /// # Errors
@@ -99,20 +99,20 @@ impl Engine {
         self.commands.try_send(command).map_err(|error| match error {
             TrySendError::Full(_) => Error::new(
                 ErrorKind::Capacity,
-                format!("{COMMAND_QUEUE} submissions wait for the engine, the most allowed"),
+                format!("{COMMAND_QUEUE} submissions wait for the engine, which is the limit"),
             )
             .with_hint("try again in a moment"),
             TrySendError::Disconnected(_) => stopped(),
         })
     }
 
-    /// A way to give up a request that was accepted.
+    /// A handle to abort a request that was accepted.
     #[must_use]
     pub fn abort_handle(&self, id: RequestId) -> AbortHandle {
         AbortHandle { id, commands: self.commands.clone() }
     }
 
-    /// Ends every unfinished request with this error. The engine goes on. Waits for room in the queue of
+    /// Ends every unfinished request with this error. The engine continues. Waits for space in the queue of
     /// commands.
     pub fn fail_all(&self, error: Error) {
         // A stopped engine has ended all requests already.
@@ -131,8 +131,8 @@ impl Engine {
         self.board.on_failure(Box::new(listener));
     }
 
-    /// Calls `listener` on the engine's thread after each step that put blocks into the prefix cache or out of it.
-    /// What is in the cache already is not told. Waits for room in the queue of commands.
+    /// Calls `listener` on the engine's thread after each step that added blocks to the prefix cache or removed them.
+    /// Blocks that are already in the cache are not reported. Waits for space in the queue of commands.
     ///
     /// # Errors
     /// If the engine has failed.
@@ -173,7 +173,7 @@ impl Drop for Engine {
 }
 
 fn stopped() -> Error {
-    Error::internal("the engine has stopped").with_hint("an earlier message says why; start it again")
+    Error::internal("the engine has stopped").with_hint("an earlier message gives the cause; restart it")
 }
 
 /// The events of one request, as an iterator that ends when all its sequences have ended.
@@ -185,8 +185,8 @@ pub struct RequestStream {
     unfinished: Vec<bool>,
 }
 
-/// Gives up a request from anywhere, for instance when the user presses Ctrl-C. Does nothing once the
-/// request has ended.
+/// Aborts a request from any thread, for instance when the user presses Ctrl-C. Does nothing once the request has
+/// ended.
 #[derive(Debug, Clone)]
 pub struct AbortHandle {
     id: RequestId,
@@ -215,13 +215,12 @@ impl RequestStream {
         self.abort.id
     }
 
-    /// Gives up the request, or one of its sequences. Events that are already on their way still come;
-    /// the last is [`Event::Finished`].
+    /// Aborts the request, or one of its sequences. Queued events still arrive; the last is [`Event::Finished`].
     pub fn abort(&self, index: Option<usize>) {
         self.abort.abort(index);
     }
 
-    /// A way to give up the request while another thread waits for its events.
+    /// A handle to abort the request while another thread waits for its events.
     #[must_use]
     pub fn abort_handle(&self) -> AbortHandle {
         self.abort.clone()

@@ -1,7 +1,7 @@
 //! The engine: token ids in, token ids out.
 //!
-//! [`EngineCore`] is the engine as a value whose owner calls `step`; [`Engine`] runs one on a thread of
-//! its own and hands out iterators.
+//! [`EngineCore`] is the engine as a value whose owner calls `step`; [`Engine`] runs one on its own thread and returns
+//! iterators.
 
 mod channel;
 mod constrained;

@@ -1,4 +1,4 @@
-//! What the engine reports.
+//! The engine's events.
 
 use std::time::Duration;
 
@@ -40,13 +40,13 @@ pub enum Event {
         /// Row-major `tokens × vocab_size`, f32.
         logits: Vec<f32>,
     },
-    /// The log-probabilities of the next prompt tokens; the first ones are those of the second token, since
-    /// nothing comes before the first. All of them come before the first generated token.
+    /// The log-probabilities of the next prompt tokens; the first ones are those of the second token, since the first
+    /// has no context. All of them come before the first generated token.
     PromptLogprobs {
         /// One for each token.
         logprobs: Vec<RankedLogprobs>,
     },
-    /// More of the prompt is computed; only if the request asks for it. Comes after each step that computed some of it
+    /// More of the prompt is computed; only if requested. Comes after each step that computed some of it
     /// that had not been computed before, and the last one before the first generated token.
     PromptProgress {
         /// How far it is.
@@ -58,18 +58,18 @@ pub enum Event {
         index: usize,
         /// The token.
         token_id: u32,
-        /// If asked for.
+        /// If requested.
         logprobs: Option<TokenLogprobs>,
-        /// This is an end token: it is part of the tokens, but not of the text.
+        /// This is an end token: one of the tokens, but without text.
         is_end: bool,
     },
-    /// A sequence ended; nothing more comes for this index.
+    /// A sequence ended; no more events for this index.
     Finished {
         /// Number of the sequence in the request.
         index: usize,
         /// Why.
         reason: FinishReason,
-        /// With [`FinishReason::Error`], what failed.
+        /// With [`FinishReason::Error`], the error.
         error: Option<String>,
         /// Whose fault that is: [`ErrorKind::InvalidRequest`] if it is the request's, which would fail again.
         error_kind: Option<ErrorKind>,
@@ -79,7 +79,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// The end of a sequence of which nothing was computed.
+    /// The end of a sequence that was never computed.
     pub(super) fn failed(index: usize, error: &Error) -> Self {
         Self::Finished {
             index,
@@ -121,7 +121,7 @@ pub struct SequenceStats {
     pub prefix_miss: Option<PrefixMiss>,
     /// How often the sequence had to give its blocks back.
     pub num_preemptions: usize,
-    /// Drafted tokens that came.
+    /// Accepted drafted tokens.
     pub num_accepted_draft_tokens: usize,
     /// Drafted tokens that were tried and did not.
     pub num_rejected_draft_tokens: usize,

@@ -1,4 +1,4 @@
-//! What a caller submits.
+//! A caller's request.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::{Error, ErrorKind, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// A prompt in tokens, and what to do with it.
+/// A prompt in tokens, with its parameters.
 #[derive(Debug, Clone, Default)]
 pub struct Request {
     /// At least one token.
@@ -22,28 +22,29 @@ pub struct Request {
     pub cache_salt: Option<String>,
     /// Report the model's logits for every prompt token.
     pub prompt_logits: bool,
-    /// Report the log-probability of every prompt token but the first, and of this many most likely tokens in
-    /// its place.
+    /// Report the log-probability of every prompt token but the first, and of this many most likely tokens
+    /// at its position.
     pub prompt_logprobs: Option<usize>,
     /// Report how far the computation of the prompt is.
     pub prompt_progress: bool,
-    /// Tokens that the outputs are likely to have much in common with, such as the text to be edited. They make nothing but time.
+    /// Tokens that the outputs are likely to have much in common with, such as the text to be edited. They only affect
+    /// speed.
     pub prediction: Vec<u32>,
     /// Every output follows this, for instance a [`Grammar`](crate::grammar::Grammar).
     pub constraint: Option<Arc<dyn Constraint>>,
-    /// On whose account the request is served. What there is, is divided between clients, not requests.
+    /// The client whose account pays for the request. Capacity is divided among clients, not requests.
     pub client: ClientId,
     /// Of the client, from now on; of all of its group together, if it is in one.
     pub weight: Weight,
-    /// Clients of one group share one part, that of their weight: the names that a key stands for. None for a client with a
-    /// part of its own.
+    /// Clients of one group, such as the names under one key, have one account with one weight. None for a client with
+    /// an account of its own.
     pub group: Option<ClientId>,
     /// Of the client's waiting requests those with the smallest number come first; those of other clients do not
     /// notice.
     pub priority: i32,
 }
 
-/// What the engine has to know of its model.
+/// The engine's limits for its model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelLimits {
     /// Rows of the embedding: token ids are below.
@@ -52,7 +53,7 @@ pub struct ModelLimits {
     pub eos_token_ids: Vec<u32>,
     /// Tokens that it was trained for.
     pub max_position_embeddings: usize,
-    /// The way out where its logits are not numbers, if one is known.
+    /// The way out if its logits are NaN, if there is one.
     pub broken_logits_hint: Option<String>,
 }
 
@@ -63,8 +64,9 @@ impl Request {
         Self { prompt_token_ids, params, ..Self::default() }
     }
 
-    /// The length at which each sequence ends for certain.
-    pub(crate) fn max_len(&self, config: &EngineConfig) -> usize {
+    /// The length at which each sequence ends for certain, in tokens of prompt and answer.
+    #[must_use]
+    pub fn max_len(&self, config: &EngineConfig) -> usize {
         let wanted = self.params.max_tokens.unwrap_or(config.max_model_len);
         self.prompt_token_ids.len().saturating_add(wanted).min(config.max_model_len)
     }
@@ -82,7 +84,7 @@ impl Request {
         if num_prompt_tokens >= config.max_model_len {
             return Err(Error::new(
                 ErrorKind::ContextLength,
-                // Programs know this case, and the next one, by these sentences, with the numbers in these places.
+                // Programs recognise this case, and the next one, by these sentences, with the numbers in these positions.
                 format!(
                     "This model's maximum context length is {} tokens. However, your request has \
                      {num_prompt_tokens} input tokens. Please reduce the length of the input messages",
@@ -104,7 +106,7 @@ impl Request {
                     num_prompt_tokens.saturating_add(max_tokens)
                 ),
             )
-            .with_hint("lower max_tokens, or leave it out to use what is left of the window")
+            .with_hint("lower max_tokens, or omit it to use the rest of the window")
             .with_param("max_tokens"));
         }
         for &token_id in &self.prompt_token_ids {
@@ -123,13 +125,13 @@ impl Request {
     }
 }
 
-/// What would help a prompt that does not fit.
+/// The way out for a prompt that does not fit.
 fn too_long_hint(num_prompt_tokens: usize, model: &ModelLimits, config: &EngineConfig) -> &'static str {
     let trained = model.max_position_embeddings;
     if config.max_model_len >= trained || num_prompt_tokens >= trained {
-        "the model was trained for no more; shorten the prompt"
+        "it is the length that the model was trained for; shorten the prompt"
     } else if config.max_model_len >= config.kv_cache_tokens() {
-        "the KV cache holds no more; shorten the prompt, or raise --kv-cache-memory-bytes"
+        "it is the size of the KV cache; shorten the prompt, or raise --kv-cache-memory-bytes"
     } else {
         "a larger --max-model-len would hold it"
     }

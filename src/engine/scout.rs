@@ -1,9 +1,10 @@
 //! Drafts under a constraint.
 //!
-//! A second state of the constraint, the scout, follows the sequence, goes on as far as a draft, and takes those tokens back. So
-//! what drafting finds out, costs or fails with is nothing to the sequence's own state.
+//! A second state of the constraint, the scout, follows the sequence, advances through a draft, and rolls those tokens
+//! back. So the findings, costs and errors of drafting do not affect the sequence's own state.
 //!
-//! Where one token may come, or a text must, that is the draft; else what a drafter says, as far as the constraint allows it.
+//! Where only one token or text is allowed, that is the draft; otherwise it is the drafter's, as far as the constraint
+//! allows it.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -17,10 +18,10 @@ use crate::speculation::Draft;
 /// the beginning of a longer token.
 const EXPECTED: Chances = Chances { inside: 0.9, last: 0.4 };
 
-/// What of what was seen counts after one draft more.
+/// The decay of statistics with each further draft.
 const KEPT: f32 = 0.9;
 
-/// The part of the time for drafting that is left where nothing comes.
+/// The fraction of the time for drafting that remains after failures.
 const LEAST_TIME: f32 = 0.1;
 
 /// How likely tokens of a forced text are to come.
@@ -32,26 +33,26 @@ struct Chances {
 
 /// How far to go.
 #[derive(Debug, Clone)]
-pub(super) struct LookAhead {
+pub(super) struct DraftLimits {
     pub(super) max_tokens: usize,
     /// The mask of the next token is there and waits for this.
     pub(super) max_time: Duration,
-    /// What a drafter says.
+    /// The drafter's proposal.
     pub(super) hint: Draft,
 }
 
-/// The second state, and what it has found.
+/// The second state, and its findings.
 pub(super) struct Scout {
     state: Box<dyn ConstraintState>,
     draft: Draft,
-    /// What may be chosen behind each token of the draft.
+    /// The allowed tokens after each token of the draft.
     allowed: Vec<TokenMask>,
     /// Tokens at the beginning of the draft that are forced.
     num_forced: usize,
     /// The last of them is the last one of a forced text.
     is_whole: bool,
     chances: Chances,
-    /// What drafting took beyond its time, which is paid token by token before it is done again.
+    /// The excess time of drafting, which has to be repaid token by token before the next draft.
     debt: Duration,
 }
 
@@ -81,50 +82,50 @@ impl Scout {
         token_ids.iter().try_for_each(|token_id| self.state.accept(*token_id))
     }
 
-    /// Drafts behind `num_output_tokens` tokens, where `next` may follow.
+    /// Drafts after `num_output_tokens` tokens, where `next` may follow.
     pub(super) fn draft(
         &mut self,
         ends: &Ends,
         next: &TokenMask,
         num_output_tokens: usize,
-        look_ahead: &LookAhead,
+        limits: &DraftLimits,
     ) -> Result<()> {
         self.draft.clear();
         self.allowed.clear();
         (self.num_forced, self.is_whole) = (0, false);
-        // What seldom comes gets less time.
-        let hinted = look_ahead.hint.chances.first().copied().unwrap_or_default();
-        let max_time = look_ahead.max_time.mul_f32(self.chances.inside.max(hinted).clamp(LEAST_TIME, 1.0));
+        // Rarely successful drafts get less time.
+        let hinted = limits.hint.chances.first().copied().unwrap_or_default();
+        let max_time = limits.max_time.mul_f32(self.chances.inside.max(hinted).clamp(LEAST_TIME, 1.0));
         if !self.debt.is_zero() {
             self.debt = self.debt.saturating_sub(max_time);
             return Ok(());
         }
         let start = Instant::now();
-        let num_accepted = self.go_on(ends, next, num_output_tokens, look_ahead, start + max_time)?;
+        let num_accepted = self.go_on(ends, next, num_output_tokens, limits, start + max_time)?;
         let taken_back = if num_accepted > 0 { self.state.roll_back(num_accepted) } else { Ok(()) };
         self.debt = start.elapsed().saturating_sub(max_time);
         taken_back
     }
 
-    /// Goes on as far as a draft, and tells how many tokens the state has taken for it.
+    /// Advances through a draft, and returns how many tokens the state has accepted for it.
     fn go_on(
         &mut self,
         ends: &Ends,
         next: &TokenMask,
         num_output_tokens: usize,
-        look_ahead: &LookAhead,
+        limits: &DraftLimits,
         deadline: Instant,
     ) -> Result<usize> {
         let mut forced = VecDeque::new();
         let mut num_accepted = 0;
-        while self.draft.len() < look_ahead.max_tokens && Instant::now() < deadline {
+        while self.draft.len() < limits.max_tokens && Instant::now() < deadline {
             let next = self.allowed.last().unwrap_or(next);
             let only = next.only();
             let is_forced_so_far = self.num_forced == self.draft.len();
             if only.is_none() && forced.is_empty() && is_forced_so_far {
                 forced.extend(self.state.forced());
             }
-            let (token_id, chance) = match (only, forced.front(), self.hinted(&look_ahead.hint)) {
+            let (token_id, chance) = match (only, forced.front(), self.hinted(&limits.hint)) {
                 (Some(token_id), ..) => (token_id, 1.0),
                 (None, Some(token_id), _) if forced.len() == 1 => (*token_id, self.chances.last),
                 (None, Some(token_id), _) => (*token_id, self.chances.inside),
@@ -135,7 +136,7 @@ impl Scout {
             if forced.pop_front().is_some_and(|forced| forced != token_id) {
                 forced.clear();
             }
-            // An end is drawn, not drafted: behind it nothing is computed.
+            // An end is drawn, not drafted: nothing is computed after it.
             if !next.contains(token_id) || ends.token_ids.contains(&token_id) {
                 break;
             }
@@ -157,14 +158,14 @@ impl Scout {
         Ok(num_accepted)
     }
 
-    /// What the drafter says comes next, if all so far is as it said.
+    /// The drafter's next token, if all previous ones were as it proposed.
     fn hinted(&self, hint: &Draft) -> Option<(u32, f32)> {
-        let (place, so_far) = (self.draft.len(), &self.draft.token_ids);
+        let (position, so_far) = (self.draft.len(), &self.draft.token_ids);
         let is_alike = hint.token_ids.starts_with(so_far);
-        is_alike.then(|| Some((*hint.token_ids.get(place)?, hint.chances[place]))).flatten()
+        is_alike.then(|| Some((*hint.token_ids.get(position)?, hint.chances[position]))).flatten()
     }
 
-    /// Hears how much of the draft came; false if it was not of forced tokens.
+    /// Receives how much of the draft was accepted; false if it was not of forced tokens.
     pub(super) fn learn_forced(&mut self, num_tried: usize, num_right: usize) -> bool {
         if self.num_forced == 0 {
             return false;
@@ -172,7 +173,7 @@ impl Scout {
         let learn = |chance: &mut f32, is_right| {
             *chance = KEPT * *chance + (1.0 - KEPT) * f32::from(u8::from(is_right));
         };
-        // What is behind the first wrong one says nothing.
+        // Tokens after the first wrong one are not counted.
         for index in 0..num_tried.min(num_right + 1).min(self.num_forced) {
             match self.is_whole && index + 1 == self.num_forced {
                 true => learn(&mut self.chances.last, index < num_right),
@@ -190,7 +191,7 @@ mod tests {
 
     use super::*;
 
-    /// Allows two tokens everywhere, of which the first is forced, and takes its time to say so.
+    /// Allows two tokens everywhere, of which the first is forced, and is slow.
     struct Slow {
         time: Duration,
         num_asked: Arc<AtomicUsize>,
@@ -225,9 +226,9 @@ mod tests {
             let mut scout = Scout::new(Box::new(state));
             let ends = Ends { token_ids: [0].into(), min_tokens: 0 };
             let next: TokenMask = [3, 4].into_iter().collect();
-            let look_ahead =
-                LookAhead { max_tokens: 1, max_time: Duration::from_millis(2), hint: Draft::default() };
-            (0..30).for_each(|num_tokens| scout.draft(&ends, &next, num_tokens, &look_ahead).unwrap());
+            let limits =
+                DraftLimits { max_tokens: 1, max_time: Duration::from_millis(2), hint: Draft::default() };
+            (0..30).for_each(|num_tokens| scout.draft(&ends, &next, num_tokens, &limits).unwrap());
             num_asked.load(Ordering::Relaxed)
         };
         assert_eq!(asked(Duration::ZERO), 30);

@@ -1,13 +1,12 @@
-//! What steps take. A device computes behind the engine's back, so a step whose results nobody reads, such as a chunk of a
-//! prompt, shows in the time of the next one that is waited for.
+//! Measures the time of steps. A device computes asynchronously, so a step whose results are not read, such as a chunk
+//! of a prompt, adds to the time of the next one that is waited for.
 
 use std::time::{Duration, Instant};
 
 use super::EngineCore;
 use crate::scheduler::SchedulerOutput;
 
-/// Between steps that are computed one behind the other, the engine takes no longer than that. After a longer time nobody knows
-/// what a device has done meanwhile.
+/// The maximum time of the engine between consecutive steps. After a longer gap, the device's progress is unknown.
 const LONGEST_BREAK: Duration = Duration::from_millis(50);
 
 /// Steps that the device may still compute.
@@ -19,7 +18,7 @@ pub(super) struct QueuedSteps {
 }
 
 impl EngineCore {
-    /// Tells the scheduler what the step of this plan took, which began at `start` and is executed.
+    /// Reports the time of this plan's step, which began at `start` and is executed, to the scheduler.
     pub(super) fn note_step_time(&mut self, plan: &SchedulerOutput, start: Instant) {
         if self.queued.as_ref().is_some_and(|queued| start.duration_since(queued.last) > LONGEST_BREAK) {
             self.forget_queued_steps();
@@ -36,7 +35,7 @@ impl EngineCore {
         }
     }
 
-    /// What was queued says nothing.
+    /// Queued steps give no measurement.
     pub(super) fn forget_queued_steps(&mut self) {
         self.queued = None;
         self.scheduler.forget_queued();

@@ -1,7 +1,7 @@
 //! The engine's thread: the one owner of all state.
 //!
-//! It obeys commands, steps, and hands events to sinks that never wait. It leaves behind what others may
-//! look at without asking: the latest totals, and why it failed.
+//! It runs commands and steps, and passes events to sinks that never block. It publishes state for other threads: the
+//! latest totals, and the reason of a failure.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -13,15 +13,15 @@ use super::sink::{EventSink, OnAccepted, OnCacheEvents};
 use super::{EngineCore, EngineStats, Event, Request, RequestId};
 use crate::{Error, Result};
 
-/// What the thread sleeps at most while something is read from files.
+/// The maximum sleep of the thread while prefixes are read from files.
 const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
 /// And while blocks wait for files that take none at the moment.
 const LONGEST_WAIT: Duration = Duration::from_millis(100);
 
-/// Everything that the engine's thread can be told.
+/// Commands for the engine's thread.
 pub(super) enum Command {
-    /// Where nobody waits for the answer, a refusal is an event like others.
+    /// Where no caller waits for the answer, a refusal is an event like others.
     Submit {
         id: RequestId,
         request: Box<Request>,
@@ -41,7 +41,7 @@ pub(super) enum Command {
     WatchCache {
         listener: OnCacheEvents,
     },
-    /// What a step waited for is there.
+    /// The awaited result of a step has arrived.
     GoOn,
     Shutdown,
 }
@@ -62,7 +62,7 @@ impl std::fmt::Debug for Command {
 
 type OnFailure = Box<dyn FnOnce(&Error) + Send>;
 
-/// What anybody may look at without asking the thread.
+/// State that any thread may read.
 #[derive(Default)]
 pub(super) struct Board {
     stats: Mutex<EngineStats>,
@@ -103,7 +103,7 @@ impl Board {
         *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
     }
 
-    /// Whether the engine has failed and takes nothing any more.
+    /// Whether the engine has failed and accepts no requests.
     pub(super) fn has_failed(&self) -> bool {
         self.failure().error.is_some()
     }
@@ -112,7 +112,7 @@ impl Board {
         self.failure().error = Some(Arc::new(error));
     }
 
-    fn tell_of_failure(&self) {
+    fn report_failure(&self) {
         let mut failure = self.failure();
         let (error, listeners) = (failure.error.clone(), std::mem::take(&mut failure.listeners));
         drop(failure);
@@ -137,7 +137,7 @@ impl EngineThread {
     /// `commands` is the way back to this thread.
     pub(super) fn new(mut core: EngineCore, board: Arc<Board>, commands: SyncSender<Command>) -> Self {
         core.keep_pace();
-        // Where there is no room for a command, there is one that wakes the thread.
+        // A full queue has a command that wakes the thread.
         core.on_mask(move || drop(commands.try_send(Command::GoOn)));
         board.publish(core.stats());
         Self { core, sinks: HashMap::new(), board, cache_listener: None }
@@ -156,7 +156,7 @@ impl EngineThread {
         };
         let message = failure.as_deref().unwrap_or("the engine was shut down");
         if failure.is_some() {
-            // Whoever hears of it and asks again gets the same answer.
+            // A client that retries gets the same answer.
             self.board.refuse(Error::internal(message));
         }
         let events = self.core.fail_all(&Error::internal(message));
@@ -166,11 +166,11 @@ impl EngineThread {
         }
         self.board.publish(self.core.stats());
         if failure.is_some() {
-            self.board.tell_of_failure();
+            self.board.report_failure();
         }
     }
 
-    /// Returns when told to, or with why it cannot go on.
+    /// Returns at the command, or with the reason why it cannot continue.
     fn serve(&mut self, commands: &Receiver<Command>) -> Result<(), String> {
         loop {
             self.board.publish(self.core.stats());
@@ -181,8 +181,8 @@ impl EngineThread {
                 self.core.check_integrity().map_err(inconsistent)?;
             }
             if !is_keeping && (is_idle || self.core.sleep()) {
-                // A disk that says nothing any more holds nobody up for ever.
-                let command = match (self.core.has_restores(), is_idle && self.core.has_unkept()) {
+                // A disk that does not respond does not block the end for ever.
+                let command = match (self.core.has_restores(), is_idle && self.core.waits_for_tiers()) {
                     (true, _) => commands.recv_timeout(LONGEST_SLEEP),
                     (false, true) => commands.recv_timeout(LONGEST_WAIT),
                     (false, false) => commands.recv().map_err(RecvTimeoutError::from),
@@ -212,9 +212,9 @@ impl EngineThread {
             let events = self.core.take_masks();
             self.deliver(events);
             let events = self.core.step_with_masks();
-            // Before the events, so that whoever has one finds it in the totals and among the batches.
+            // Before the events, so that a client that has one finds it in the totals and among the batches.
             self.board.publish(self.core.stats());
-            self.tell_of_cache();
+            self.report_cache_changes();
             self.deliver(events);
             if let Some(error) = self.core.lost_device() {
                 return Err(format!("the device is lost: {error}"));
@@ -245,7 +245,7 @@ impl EngineThread {
                 self.deliver(events);
             }
             Command::Stats { reply } => {
-                // Whoever asked may have gone.
+                // The caller may have gone.
                 let _ = reply.send(self.core.stats());
             }
             Command::WatchCache { listener } => {
@@ -258,7 +258,7 @@ impl EngineThread {
         true
     }
 
-    fn tell_of_cache(&mut self) {
+    fn report_cache_changes(&mut self) {
         if let Some(listener) = &mut self.cache_listener {
             let events = self.core.take_cache_events();
             if !events.is_empty() {

@@ -30,9 +30,9 @@ pub struct AfterReasoning {
 struct Tokens {
     /// Ends the reasoning.
     close: u32,
-    /// What reasoning may consist of, with its end.
+    /// The reasoning, with its end.
     free: TokenMask,
-    /// Line breaks, one of which may stand between the reasoning and the rest.
+    /// Line breaks, one of which may separate the reasoning from the rest.
     line_breaks: Vec<u32>,
 }
 
@@ -67,9 +67,9 @@ impl AfterReasoning {
 impl Constraint for AfterReasoning {
     fn start(&self) -> Box<dyn ConstraintState> {
         Box::new(State {
-            place: match self.start {
-                ReasoningStart::Inside => Place::Inside,
-                ReasoningStart::Before(open) => Place::Before(open),
+            phase: match self.start {
+                ReasoningStart::Inside => Phase::Inside,
+                ReasoningStart::Before(open) => Phase::Before(open),
             },
             taken: Vec::new(),
             rest: self.constraint.start(),
@@ -79,9 +79,9 @@ impl Constraint for AfterReasoning {
 }
 
 struct State {
-    place: Place,
+    phase: Phase,
     /// The last tokens.
-    taken: Vec<Taken>,
+    taken: Vec<AcceptedToken>,
     rest: Box<dyn ConstraintState>,
     tokens: Arc<Tokens>,
 }
@@ -91,14 +91,14 @@ const MAX_TAKEN_BACK: usize = 128;
 
 /// A token that was accepted.
 #[derive(Debug, Clone, Copy)]
-struct Taken {
-    before: Place,
+struct AcceptedToken {
+    before: Phase,
     /// It was the other constraint's.
     is_others: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum Phase {
     Before(u32),
     Inside,
     /// Right after the reasoning.
@@ -108,37 +108,37 @@ enum Place {
 
 impl ConstraintState for State {
     fn allowed(&mut self, allowed: &mut TokenMask) -> Result<bool> {
-        if self.place == Place::Inside {
+        if self.phase == Phase::Inside {
             allowed.clone_from(&self.tokens.free);
             return Ok(false);
         }
         let may_end = self.rest.allowed(allowed)?;
-        match self.place {
-            Place::Before(open) => allowed.insert(open),
-            Place::Gap => self.tokens.line_breaks.iter().for_each(|id| allowed.insert(*id)),
-            Place::Inside | Place::After => {}
+        match self.phase {
+            Phase::Before(open) => allowed.insert(open),
+            Phase::Gap => self.tokens.line_breaks.iter().for_each(|id| allowed.insert(*id)),
+            Phase::Inside | Phase::After => {}
         }
         Ok(may_end)
     }
 
     fn accept(&mut self, token_id: u32) -> Result<()> {
-        let (next, is_others) = match self.place {
-            Place::Before(open) if token_id == open => (Place::Inside, false),
-            Place::Inside if token_id == self.tokens.close => (Place::Gap, false),
-            Place::Inside => (Place::Inside, false),
-            Place::Gap if self.tokens.line_breaks.contains(&token_id) => (Place::After, false),
-            Place::Before(_) | Place::Gap | Place::After => (Place::After, true),
+        let (next, is_others) = match self.phase {
+            Phase::Before(open) if token_id == open => (Phase::Inside, false),
+            Phase::Inside if token_id == self.tokens.close => (Phase::Gap, false),
+            Phase::Inside => (Phase::Inside, false),
+            Phase::Gap if self.tokens.line_breaks.contains(&token_id) => (Phase::After, false),
+            Phase::Before(_) | Phase::Gap | Phase::After => (Phase::After, true),
         };
         if self.taken.len() >= 2 * MAX_TAKEN_BACK {
             self.taken.drain(..MAX_TAKEN_BACK);
         }
-        self.taken.push(Taken { before: self.place, is_others });
-        self.place = next;
+        self.taken.push(AcceptedToken { before: self.phase, is_others });
+        self.phase = next;
         if is_others { self.rest.accept(token_id) } else { Ok(()) }
     }
 
     fn forced(&mut self) -> Vec<u32> {
-        if self.place == Place::After { self.rest.forced() } else { Vec::new() }
+        if self.phase == Phase::After { self.rest.forced() } else { Vec::new() }
     }
 
     fn roll_back(&mut self, num_tokens: usize) -> Result<()> {
@@ -146,7 +146,7 @@ impl ConstraintState for State {
             return Err(Error::internal(format!("{num_tokens} tokens are more than can be taken back")));
         };
         let num_others = self.taken[first..].iter().filter(|taken| taken.is_others).count();
-        self.place = self.taken.get(first).map_or(self.place, |taken| taken.before);
+        self.phase = self.taken.get(first).map_or(self.phase, |taken| taken.before);
         self.taken.truncate(first);
         if num_others > 0 { self.rest.roll_back(num_others) } else { Ok(()) }
     }

@@ -1,9 +1,9 @@
-//! Attributes of a grammar's rules, `name[key=value]: …`, that the library knows and that mean nothing here: it would pass
-//! over them in silence.
+//! Attributes of a grammar's rules, `name[key=value]: …`, that the library accepts but that have no effect here: it
+//! would ignore them silently.
 
 use crate::{Error, Result};
 
-/// What is refused, and what to do instead.
+/// The refused attributes, with the way out.
 const MEANINGLESS: [(&str, &str); 3] = [
     ("temperature", "leave it out; the temperature of the request is that of all tokens"),
     ("capture", "leave it out; the answer has the whole text"),
@@ -47,7 +47,7 @@ fn literal_len(text: &str, mark: char) -> usize {
     text.len()
 }
 
-/// Bytes of what is in brackets at the beginning, with the first one and, if there is one, the last.
+/// Bytes of the bracketed list at the start of the text, with its brackets.
 fn list_len(text: &str) -> usize {
     let mut at = 1;
     while let Some(c) = text[at..].chars().next() {
@@ -60,14 +60,14 @@ fn list_len(text: &str) -> usize {
     at
 }
 
-/// `list` is what is behind the opening bracket.
+/// `list` is the text after the opening bracket.
 fn check_list(list: &str) -> Result<()> {
     let mut rest = list;
     while !rest.is_empty() {
         rest = rest.trim_start_matches(|c: char| c.is_whitespace() || c == ',');
         let len = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
         if let Some((name, hint)) = MEANINGLESS.iter().find(|(name, _)| *name == &rest[..len]) {
-            let message = format!("a rule of the grammar has the attribute {name}, which means nothing here");
+            let message = format!("a rule of the grammar has the attribute {name}, which has no effect here");
             return Err(Error::invalid_request(message).with_hint(*hint));
         }
         rest = &rest[len..];

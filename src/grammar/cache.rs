@@ -27,7 +27,7 @@ impl GrammarCache {
         entries.push_front((spec.clone(), Arc::clone(grammar)));
         let last = if entries.len() > CAPACITY { entries.pop_back() } else { None };
         drop(entries);
-        // It can be large, and nobody waits for that.
+        // It can be large, and no request waits for that.
         drop(last);
     }
 }

@@ -1,8 +1,8 @@
 //! From a specification to a grammar, under limits.
 //!
-//! The work is done on a thread of its own: it has a stack for deep grammars, and it can be left behind when it
-//! takes too long. What is left behind ends by itself, because the library bounds every part of its work; until
-//! then it counts against the number of compilations that may run at once.
+//! The work runs on its own thread, which has a stack for deep grammars and can be abandoned when it takes too long. An
+//! abandoned thread ends by itself, because the library bounds every step of its work; until then it counts against the
+//! number of concurrent compilations.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
@@ -22,24 +22,24 @@ use super::watchdog::{counter_of_this_thread, read_counter};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, ErrorKind, Result};
 
-/// What takes longer to compile is refused.
+/// Grammars that take longer to compile are refused.
 pub const MAX_COMPILE_TIME: Duration = Duration::from_millis(700);
 /// How often that time may pass while the machine lets the compilation wait, so that it has not computed for most of it.
 const MAX_WAITS: usize = 8;
 /// Most compilations at once.
 const MAX_COMPILATIONS: usize = 4;
-/// Most items of the parser in one place: about two for each key that may come next.
+/// Most items of the parser in one position: about two for each key that may come next.
 pub(super) const MAX_ITEMS: usize = 2_500;
 /// Most states of the lexer that a sequence comes through, and those that it may come through however little memory there
 /// is: a text of counted length has one for each character.
 const MAX_LEXER_STATES: usize = 20_000;
 const MIN_LEXER_STATES: usize = 1_000;
-/// What one takes, with what leads to it.
+/// The memory of one, including temporary memory.
 const LEXER_STATE_BYTES: u64 = 1_024;
-/// Stack of a compilation, of which only what is used takes memory.
+/// Stack of a compilation; only used pages take memory.
 const STACK_BYTES: usize = 64 << 20;
 
-/// Makes grammars for one model. The trie of its vocabulary is built when the first one is wanted.
+/// Makes grammars for one model. The trie of its vocabulary is built for the first one.
 pub struct GrammarCompiler {
     tokenizer: Arc<Tokenizer>,
     vocab_size: usize,
@@ -72,7 +72,7 @@ impl GrammarCompiler {
         }
     }
 
-    /// The same, where each sequence may take so many bytes for its place in a grammar.
+    /// The same, where each sequence may take this many bytes for its state in a grammar.
     #[must_use]
     pub fn with_memory(mut self, bytes_per_sequence: u64) -> Self {
         let most = usize::try_from(bytes_per_sequence / LEXER_STATE_BYTES).unwrap_or(usize::MAX);
@@ -104,10 +104,10 @@ impl GrammarCompiler {
             .name("tinyvllm-grammar".to_owned())
             .stack_size(STACK_BYTES)
             .spawn(move || {
-                // Nobody else sets it.
+                // Only this sets it.
                 let _ = own_counter.set(counter_of_this_thread());
                 let grammar = compile(&factory, &job, eos_token_ids, tokenizer);
-                // Before whoever asked can ask again.
+                // Before its caller can ask again.
                 drop(slot);
                 // They may have given up.
                 let _ = sender.send(grammar);

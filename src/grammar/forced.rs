@@ -4,7 +4,7 @@ use llguidance::toktrie::TokTrie;
 
 use crate::tokenizer::{SpecialTokens, Tokenizer};
 
-/// More bytes than a step drafts tokens of are not looked at.
+/// More bytes than a step drafts tokens of are not read.
 const MAX_BYTES: usize = 512;
 
 /// Tokens for the beginning of this text, as the model would be likely to write it.

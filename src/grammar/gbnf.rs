@@ -1,7 +1,7 @@
 //! Grammars as llama.cpp and vLLM write them (GBNF, EBNF with `::=`), in the words of Lark.
 //!
-//! The two languages have the same parts: rules of alternatives, literals, sets of characters, groups and
-//! repetitions. So a grammar is translated token by token; what it means is for the grammar library to find out.
+//! The two languages have the same elements: rules of alternatives, literals, sets of characters, groups and
+//! repetitions. So a grammar is translated token by token; the grammar library interprets it.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -10,7 +10,7 @@ use std::str::Chars;
 
 use crate::{Error, Result, quoted};
 
-/// Whether this is such a grammar: its first rule says so.
+/// Whether this is such a grammar: its first rule shows it.
 pub(super) fn is_gbnf(text: &str) -> bool {
     let mut tokens = Tokens::new(text);
     matches!((tokens.next(), tokens.next()), (Some(Ok(Token::Name(_))), Some(Ok(Token::Define))))
@@ -196,7 +196,7 @@ impl<'a> Tokens<'a> {
         }
     }
 
-    /// What stands behind a backslash.
+    /// The escape after a backslash.
     fn escaped(&mut self) -> Result<char> {
         let num_digits = match self.next_char() {
             Some('n') => return Ok('\n'),
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn errors_are_named() {
         let check = |gbnf: &str, words: &str| {
             let message = to_lark(gbnf).unwrap_err().to_string();
             assert!(message.contains(words), "{gbnf}: {message}");

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use llguidance::{CancellationHandle, Matcher};
 
-use super::{forced, watchdog};
+use super::{expressions, forced, watchdog};
 use crate::deadline::Deadline;
 use crate::sampling::{Constraint, ConstraintState, TokenMask};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result, shortened};
 
-/// Time of the processor that a sequence may take altogether, and more for each of its tokens. A usual token takes a
-/// five-hundredth. What others compute meanwhile does not count.
+/// Processor time that a sequence may take in total, and the addition for each of its tokens. A usual token takes a
+/// five-hundredth of it. Time of other threads does not count.
 const TIME_TO_START: Duration = Duration::from_secs(5);
 const TIME_FOR_TOKEN: Duration = Duration::from_millis(20);
 
@@ -51,13 +51,13 @@ impl Grammar {
         let mut allowed = TokenMask::default();
         state.allowed(&mut allowed)?;
         if allowed.is_empty() {
-            return Err(Error::invalid_request("the grammar allows nothing but an empty answer"));
+            return Err(Error::invalid_request("the grammar allows only an empty answer"));
         }
         try_out(&mut state, &mut allowed)?;
         Ok(grammar)
     }
 
-    /// The copy has caches of its own: what the limits allow must not depend on other sequences.
+    /// The copy has its own caches: the limits must not depend on other sequences.
     fn start_state(&self) -> GrammarState {
         let matcher = self.start.lock().unwrap_or_else(PoisonError::into_inner).deep_clone();
         GrammarState {
@@ -70,7 +70,7 @@ impl Grammar {
     }
 }
 
-/// Follows the grammar for some tokens, so that limits which are reached soon are told before an answer begins.
+/// Follows the grammar for some tokens, so that limits which are reached soon are reported before an answer begins.
 fn try_out(state: &mut GrammarState, allowed: &mut TokenMask) -> Result<()> {
     let start = Instant::now();
     for step in 0..TRIED_TOKENS {
@@ -100,7 +100,7 @@ struct GrammarState {
 }
 
 impl GrammarState {
-    /// Does a piece of work, if there is time for it.
+    /// Does a chunk of work, if there is time for it.
     fn timed<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if self.time_left.is_zero() {
             return Err(Error::invalid_request(
@@ -117,8 +117,8 @@ impl GrammarState {
         }
     }
 
-    /// One of these tokens that goes far: a long one without spaces, and one that begins with a mark if that is wanted and
-    /// there is one, because behind marks is where grammars branch.
+    /// One of these tokens that goes far: a long one without spaces, and one that begins with a mark if that is required and
+    /// there is one, because after marks is where grammars branch.
     fn telling_token(&self, allowed: &TokenMask, wants_mark: bool) -> Option<u32> {
         let vocabulary = self.matcher.tok_env().ok()?;
         let rank = |token_id: &u32| {
@@ -136,7 +136,7 @@ impl GrammarState {
         let may_end = self.matcher.is_accepting().map_err(|error| failure(&error))?;
         match self.matcher.compute_mask() {
             Ok(mask) => allowed.set_words(mask.as_slice()),
-            // There is no token for what could follow.
+            // No token continues the text.
             Err(_) if may_end => return Ok(true),
             Err(error) => return Err(failure(&error)),
         }
@@ -169,8 +169,8 @@ impl ConstraintState for GrammarState {
     }
 }
 
-/// Of what the library says when a limit of ours is reached, some words, and what that means to whoever wrote the
-/// grammar. Its own words are about settings that nobody has here.
+/// Words in the library's messages about exceeded limits, with explanations for the author of the grammar. The
+/// library's own words refer to settings that users do not have.
 const LIMITS: [(&str, &str); 10] = [
     ("fuel", REGULAR_EXPRESSIONS),
     ("lexer configuration", REGULAR_EXPRESSIONS),
@@ -184,21 +184,17 @@ const LIMITS: [(&str, &str); 10] = [
     ("Too many items", TOO_MUCH_AT_ONCE),
 ];
 const REGULAR_EXPRESSIONS: &str = "its regular expressions, patterns and lengths are too large together";
-const TOO_MUCH_AT_ONCE: &str = "too much may follow in one place, such as keys and alternatives";
+const TOO_MUCH_AT_ONCE: &str = "too many continuations in one position, such as keys and alternatives";
 
-/// What is wrong with a regular expression, of which the library tells in several lines: a drawing, and the reason last.
+/// The defect of a regular expression in a grammar, which the library writes down with its own escapes.
 fn broken_expression(text: &str) -> Option<Error> {
-    let (expression, rest) = text.split_once("invalid regex ")?.1.split_once(" (in regex): ")?;
-    let reason = rest.lines().rev().find_map(|line| line.trim().strip_prefix("error: "));
-    let reason = reason.or_else(|| rest.lines().next())?;
-    Some(Error::invalid_request(format!(
-        "the regular expression {} is not valid: {}",
-        shortened(expression),
-        shortened(reason)
-    )))
+    let (expression, rest) = text.split_once("invalid regex ")?.1.split_once(" (in ")?;
+    let reason = rest.split_once("): ")?.1.trim_end();
+    let expression: String = serde_json::from_str(expression).unwrap_or_else(|_| expression.to_owned());
+    Some(expressions::refusal("the regular expression", &expression, false, reason))
 }
 
-/// What is wrong, in one line: in our words where it is a limit, and in the library's about the text of a grammar.
+/// The error in one line: in our words for a limit, and in the library's about the text of a grammar.
 pub(super) fn failure(error: &anyhow::Error) -> Error {
     let text = error.to_string();
     if let Some((_, what)) = LIMITS.iter().find(|(words, _)| text.contains(words)) {
@@ -209,7 +205,7 @@ pub(super) fn failure(error: &anyhow::Error) -> Error {
         return error;
     }
     let line = text.lines().find(|line| !line.trim().is_empty()).unwrap_or("no reason is given").trim();
-    // Where it stands in the rules that were made of a schema says nothing to whoever wrote the schema.
+    // The position in the generated rules is meaningless to the author of the schema.
     let line = line.split_once("failed to compile JSON schema: ").map_or(line, |(_, what)| what);
     let line = match line.trim_start_matches("Parser Error: ") {
         "NoExtensionBias" => "no token of the model can continue the text",

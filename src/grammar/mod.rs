@@ -1,15 +1,16 @@
-//! Structured output: what a text must look like, as sets of tokens.
+//! Structured output: the format of a text, as sets of allowed tokens.
 //!
-//! A [`GrammarSpec`] is what a caller asks for. The model's [`GrammarCompiler`] makes a [`Grammar`] of it, which
-//! the engine takes as a [`Constraint`](crate::sampling::Constraint). Invariants: every output that ends by
-//! itself matches; what is allowed depends on the sequence's own tokens only; no specification, however
-//! hostile, takes much longer than [`MAX_COMPILE_TIME`] or leaves the limits of memory. This module knows
-//! tokenizers, and nothing of HTTP or of the engine's loop.
+//! A [`GrammarSpec`] is a caller's request. The model's [`GrammarCompiler`] compiles it to a [`Grammar`], which the
+//! engine uses as a [`Constraint`](crate::sampling::Constraint). Invariants: every output that ends by itself matches;
+//! the allowed tokens depend on the sequence's own tokens only; no specification, however hostile, takes much longer
+//! than [`MAX_COMPILE_TIME`] or exceeds the limits of memory. This module depends on tokenizers, but not on HTTP or on
+//! the engine's loop.
 
 mod after_reasoning;
 mod attributes;
 mod cache;
 mod compiler;
+mod expressions;
 mod forced;
 mod gbnf;
 mod matcher;

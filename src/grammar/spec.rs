@@ -1,12 +1,13 @@
-//! What a caller can ask for, and its translation to the grammar library's language.
+//! A caller's constraint, and its translation to the grammar library's language.
 
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Value, json};
 
 use super::attributes;
+use super::expressions::{self, escape, rewritten};
 use super::gbnf::{is_gbnf, to_lark};
 use super::schema;
-use crate::{Error, Result};
+use crate::{Error, Result, quoted};
 
 /// Most bytes of a JSON schema, written without spaces, and of a list of choices.
 const MAX_BYTES: usize = 128 << 10;
@@ -23,13 +24,13 @@ const MAX_DEPTH: usize = 128;
 const MAX_COMBINED: usize = 2_048;
 /// The largest `multipleOf`, in units of its last digit: it becomes a table of that size.
 const MAX_MULTIPLE_OF: u64 = 10_000;
-/// Space between the parts of JSON: none, one, or a line break with an indentation. Without a bound a model could
-/// go on with spaces for ever.
+/// Space between the tokens of JSON: none, one, or a line break with an indentation. Without a bound a model could emit
+/// spaces forever.
 const JSON_SPACE: &str = r"( |\r?\n[ \t]{0,32})?";
 /// The same in calls of tools, which models write in one line.
 const CALL_SPACE: &str = " ?";
 
-/// What the whole text of an answer must look like.
+/// The format of an answer's whole text.
 #[derive(Debug, Clone, PartialEq)]
 pub enum GrammarSpec {
     /// Any JSON object.
@@ -46,18 +47,18 @@ pub enum GrammarSpec {
 }
 
 impl GrammarSpec {
-    /// A schema as a part of a [`Self::Lark`] grammar, with the same spaces as in [`Self::JsonSchema`].
+    /// A schema within a [`Self::Lark`] grammar, with the same spaces as in [`Self::JsonSchema`].
     ///
     /// # Errors
-    /// If the schema is not one, allows nothing, or cannot be enforced.
+    /// If the schema is invalid, allows no value, or cannot be enforced.
     pub fn lark_json(schema: &Value) -> Result<String> {
         embedded(schema, JSON_SPACE)
     }
 
-    /// The same with at most one space between the parts, for the arguments of a call.
+    /// The same with at most one space between tokens, for the arguments of a call.
     ///
     /// # Errors
-    /// If the schema is not one, allows nothing, or cannot be enforced.
+    /// If the schema is invalid, allows no value, or cannot be enforced.
     pub fn lark_arguments(schema: &Value) -> Result<String> {
         embedded(schema, CALL_SPACE)
     }
@@ -77,7 +78,7 @@ impl GrammarSpec {
         schema::is_free_text(schema)
     }
 
-    /// A text of this form, or one that a grammar in Lark allows.
+    /// A text in this format, or one that a grammar in Lark allows.
     ///
     /// # Errors
     /// If this is a schema that cannot be enforced, or a grammar that cannot be read.
@@ -85,7 +86,7 @@ impl GrammarSpec {
         let own = match self {
             Self::JsonObject => Self::lark_json(&json!({"type": "object"}))?,
             Self::JsonSchema(schema) => Self::lark_json(schema)?,
-            Self::Regex(regex) => format!("/{}/", between_slashes(without_anchors(regex))),
+            Self::Regex(regex) => format!("/{}/", between_slashes(&whole_text(regex)?)),
             Self::Choice(choices) => {
                 let literals: Vec<String> = choices.iter().map(|choice| escape(choice)).collect();
                 format!("/{}/", between_slashes(&literals.join("|")))
@@ -103,7 +104,7 @@ impl GrammarSpec {
         schema::closed(schema)
     }
 
-    /// Refuses what is too large before any work is put into it.
+    /// Refuses specifications that are too large, before all other work.
     pub(super) fn check_size(&self) -> Result<()> {
         match self {
             Self::JsonObject => Ok(()),
@@ -132,14 +133,14 @@ impl GrammarSpec {
     /// The same in the grammar library's terms.
     ///
     /// # Errors
-    /// If it is of another kind than it is said to be.
+    /// If it is of another kind than declared.
     pub(super) fn to_grammar(&self) -> Result<TopLevelGrammar> {
         Ok(match self {
             Self::JsonObject => {
                 TopLevelGrammar::from_lark(json_lark(&json!({"type": "object"}), JSON_SPACE)?)
             }
             Self::JsonSchema(schema) => TopLevelGrammar::from_lark(json_lark(schema, JSON_SPACE)?),
-            Self::Regex(regex) => TopLevelGrammar::from_regex(without_anchors(regex)),
+            Self::Regex(regex) => TopLevelGrammar::from_regex(&whole_text(regex)?),
             Self::Choice(choices) => {
                 let literals: Vec<String> = choices.iter().map(|choice| escape(choice)).collect();
                 TopLevelGrammar::from_regex(&literals.join("|"))
@@ -164,7 +165,7 @@ fn json_lark(schema: &Value, space: &'static str) -> Result<String> {
     }
 }
 
-/// The same as a part of another grammar.
+/// The same within another grammar.
 fn embedded(schema: &Value, space: &'static str) -> Result<String> {
     check_schema(schema)?;
     Ok(format!("%lark {{\n{}}}", json_lark(schema, space)?))
@@ -181,7 +182,15 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// The expression must match the whole text anyway, and the library knows no anchors.
+/// A caller's expression for a whole text, as the library reads it.
+fn whole_text(regex: &str) -> Result<String> {
+    let rewritten = rewritten(regex);
+    let text = without_anchors(&rewritten);
+    expressions::check("the regular expression", regex, text, false)?;
+    Ok(text.to_owned())
+}
+
+/// The expression must match the whole text anyway, and the library does not support anchors.
 fn without_anchors(regex: &str) -> &str {
     let regex = regex.strip_prefix('^').unwrap_or(regex);
     match regex.strip_suffix('$') {
@@ -190,7 +199,7 @@ fn without_anchors(regex: &str) -> &str {
     }
 }
 
-/// A regular expression as it stands in a grammar.
+/// A regular expression as written in a grammar.
 fn between_slashes(regex: &str) -> String {
     let mut text = String::with_capacity(regex.len());
     let mut is_escaped = false;
@@ -203,18 +212,6 @@ fn between_slashes(regex: &str) -> String {
         is_escaped = c == '\\' && !is_escaped;
     }
     text
-}
-
-/// A regular expression that matches this text and nothing else.
-fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_ascii_punctuation() {
-            escaped.push('\\');
-        }
-        escaped.push(c);
-    }
-    escaped
 }
 
 fn at_most(what: &str, num_bytes: usize, limit: usize) -> Result<()> {
@@ -234,7 +231,7 @@ fn check_regex(what: &str, regex: &str) -> Result<()> {
     check_depth(what, regex)
 }
 
-/// Counts brackets that are inside one another, not looking at what they mean.
+/// Counts nested brackets, without interpreting them.
 fn check_depth(what: &str, text: &str) -> Result<()> {
     let mut open = 0_usize;
     for byte in text.bytes() {
@@ -251,7 +248,7 @@ fn check_depth(what: &str, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Checks the parts of a schema that are costly out of proportion. Their depth is bounded by whoever read it.
+/// Checks the elements of a schema with disproportionate cost. The parser bounds their depth.
 fn check_keywords(schema: &Value, root: &Value, left: &mut Budget) -> Result<()> {
     let children: Vec<&Value> = match schema {
         Value::Array(items) => items.iter().collect(),
@@ -264,9 +261,15 @@ fn check_keywords(schema: &Value, root: &Value, left: &mut Budget) -> Result<()>
             }
             if fields.contains_key("allOf") {
                 let mut members = Budget(left.0);
-                members.combine(schema, root)?;
+                members.combine(schema, root, &mut Vec::new())?;
                 let num_members = left.0 - members.0;
                 left.spend(num_members.saturating_mul(num_members))?;
+            }
+            if let Some(Value::Number(number)) = fields.get("multipleOf")
+                && number.as_f64().is_some_and(|number| number <= 0.0)
+            {
+                let message = format!("multipleOf is {number} in the JSON schema; it must be above 0");
+                return Err(Error::invalid_request(message));
             }
             if let Some(Value::Number(number)) = fields.get("multipleOf")
                 && digits(number) > MAX_MULTIPLE_OF
@@ -303,7 +306,7 @@ fn check_fraction(multiple_of: &serde_json::Number) -> Result<()> {
     Ok(())
 }
 
-/// What is left of [`MAX_COMBINED`].
+/// The rest of [`MAX_COMBINED`].
 struct Budget(usize);
 
 impl Budget {
@@ -316,17 +319,29 @@ impl Budget {
     }
 
     /// Counts the schemas that have to hold together with this one.
-    fn combine(&mut self, schema: &Value, root: &Value) -> Result<()> {
+    /// `path` are the references that lead here.
+    fn combine<'s>(&mut self, schema: &'s Value, root: &'s Value, path: &mut Vec<&'s str>) -> Result<()> {
         self.spend(1)?;
         if let Some(members) = schema.get("allOf").and_then(Value::as_array) {
-            members.iter().try_for_each(|member| self.combine(member, root))?;
+            members.iter().try_for_each(|member| self.combine(member, root, path))?;
         }
-        let target = schema.get("$ref").and_then(Value::as_str).and_then(|path| resolve(root, path));
-        target.map_or(Ok(()), |target| self.combine(target, root))
+        let Some(reference) = schema.get("$ref").and_then(Value::as_str) else { return Ok(()) };
+        let Some(target) = resolve(root, reference) else { return Ok(()) };
+        if path.contains(&reference) {
+            return Err(Error::invalid_request(format!(
+                "the reference {} in the JSON schema leads to itself",
+                quoted(reference)
+            ))
+            .with_hint("put properties or items between them"));
+        }
+        path.push(reference);
+        self.combine(target, root, path)?;
+        path.pop();
+        Ok(())
     }
 }
 
-/// What a reference inside the schema points to, as the library reads it.
+/// The target of a reference inside the schema, as the library resolves it.
 fn resolve<'a>(root: &'a Value, path: &str) -> Option<&'a Value> {
     if path == "#" || path == "#/" {
         return Some(root);
@@ -337,7 +352,7 @@ fn resolve<'a>(root: &'a Value, path: &str) -> Option<&'a Value> {
     })
 }
 
-/// Checks the schemas in a grammar. What is not JSON will fail to compile.
+/// Checks the schemas in a grammar. Invalid JSON will fail to compile.
 fn check_embedded(grammar: &str) -> Result<()> {
     let mut left = Budget(MAX_COMBINED);
     for (at, name) in grammar.match_indices("%json") {

@@ -1,8 +1,8 @@
 //! Characters that a specification demands and the model cannot write, because its vocabulary has no token for them.
 //!
-//! Without this check a sequence would come to where nothing can follow, in the middle of its answer. What stands in a
-//! text, a pattern or a grammar for itself is demanded; what is one of several in a class is not. A character that
-//! a class excludes, or that stands for more than itself, needs no token.
+//! Without this check a sequence could reach a state without allowed tokens, in the middle of its answer. Literal
+//! characters of a text, a pattern or a grammar are required; one of several in a class is not. A character that a
+//! class excludes, or that has a special meaning, needs no token.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use super::spec::GrammarSpec;
 use crate::{Error, Result};
 
 /// # Errors
-/// [`crate::ErrorKind::InvalidRequest`] with the first character that `can_write` says no to.
+/// [`crate::ErrorKind::InvalidRequest`] with the first character that `can_write` rejects.
 pub(super) fn check(spec: &GrammarSpec, can_write: &dyn Fn(char) -> bool) -> Result<()> {
     let found = match spec {
         GrammarSpec::JsonObject => None,
@@ -71,7 +71,7 @@ fn in_pattern(pattern: &str, can_write: &dyn Fn(char) -> bool) -> Option<char> {
     while let Some(next) = rest.chars().next() {
         if next == '[' {
             let (class, after) = class(rest);
-            // One that can be written is enough, and whatever is no list of characters has one.
+            // One writable character suffices, and every class that is not a list of characters has one.
             if let Some(listed) = class
                 && let Some(first) = listed.first()
                 && !listed.iter().any(|c| can_write(*c))
@@ -90,7 +90,7 @@ fn in_pattern(pattern: &str, can_write: &dyn Fn(char) -> bool) -> Option<char> {
     None
 }
 
-/// The characters that a class lists, if it does nothing but that, and what follows it.
+/// The characters of a class that only lists characters, and the text after it.
 fn class(text: &str) -> (Option<Vec<char>>, &str) {
     let mut rest = &text[1..];
     let is_negated = rest.starts_with('^');
@@ -116,8 +116,8 @@ fn class(text: &str) -> (Option<Vec<char>>, &str) {
     (listed.filter(|_| !is_negated), rest)
 }
 
-/// The character that stands at the beginning, escaped or not, and what follows it. None for an escape that stands
-/// for something else.
+/// The character at the start of the text, escaped or not, and the text after it. None for an escape with a special
+/// meaning.
 fn character(text: &str) -> (Option<char>, &str) {
     let mut rest = text.chars();
     let first = rest.next();

@@ -7,7 +7,7 @@ use llguidance::toktrie::{ApproximateTokEnv, INVALID_TOKEN, TokEnv, TokRxInfo, T
 use crate::tokenizer::Tokenizer;
 use crate::{Error, ErrorKind, Result};
 
-/// Longer tokens are never chosen under a grammar; the trie has no room for them. None is known.
+/// Longer tokens are never chosen under a grammar, because the trie cannot hold them. No known vocabulary has one.
 const MAX_TOKEN_BYTES: usize = 1_000;
 /// Most bytes of all tokens together: the nodes that a trie can have.
 const MAX_VOCABULARY_BYTES: usize = 4 << 20;
@@ -35,7 +35,7 @@ pub(super) fn token_env(tokenizer: &Tokenizer, vocab_size: usize, eos_token_ids:
     if !ends.is_empty() {
         trie = trie.with_eos_tokens(&ends);
     }
-    // Approximate: any way of cutting a text into tokens is allowed, so nothing has to be tokenized.
+    // Approximate: any tokenization of a text is allowed, so no text has to be tokenized.
     Ok(Arc::new(ApproximateTokEnv::new(trie)))
 }
 

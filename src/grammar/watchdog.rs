@@ -1,18 +1,18 @@
 //! Stops work on a grammar that takes too long.
 //!
-//! The library's own limits count items and expressions, and a hostile grammar can make each of them expensive.
-//! What counts is the time that the thread computes, so that an overloaded machine makes no ordinary grammar
-//! fail; where the system does not tell it, the clock with much more patience. One thread for the process looks,
-//! and only while there is work to watch. An ordinary set of tokens takes a thousandth of the time allowed.
+//! The library's own limits count items and expressions, and a hostile grammar can make each of them expensive. The
+//! limit here is on the thread's processor time, so that an overloaded machine fails no ordinary grammar; if the system
+//! does not report it, on the clock, with a much longer limit. One thread for the process checks the time, and only
+//! while there is work to watch. An ordinary set of tokens takes a thousandth of the limit.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use llguidance::CancellationHandle;
 
-/// How often work is looked at, and how long it may compute from the first look on.
+/// The interval of checks, and how long work may compute from the first check on.
 const PERIOD: Duration = Duration::from_millis(250);
-/// Looks after which work is stopped if the system does not tell how long it computes.
+/// Looks after which work is stopped if the system does not report its CPU time.
 const MAX_LOOKS: u32 = 20;
 
 #[derive(Default)]
@@ -23,7 +23,7 @@ struct Watchdog {
 
 #[derive(Default)]
 struct State {
-    /// In the order in which they are looked at next.
+    /// In the order of their next check.
     watched: Vec<Work>,
     next_id: u64,
     is_asleep: bool,
@@ -36,7 +36,7 @@ struct Work {
     counter: Option<Arc<str>>,
     look_at: Instant,
     num_looks: u32,
-    /// What the thread had computed at the first look.
+    /// The thread's processor time at the first check.
     first: Option<Duration>,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Watch {
     id: u64,
 }
 
-/// Watches work of this thread that looks at `handle`; without a thread for it, nothing is watched.
+/// Watches work of this thread that polls `handle`; without a thread for it, no work is watched.
 pub(super) fn watch(handle: &CancellationHandle) -> Option<Watch> {
     static WATCHDOG: OnceLock<Option<Arc<Watchdog>>> = OnceLock::new();
     thread_local! {
@@ -79,7 +79,7 @@ impl Drop for Watch {
 }
 
 impl Work {
-    /// Stops the work if it has had its time; otherwise it is to be looked at again.
+    /// Stops the work if it has had its time; otherwise it is checked again.
     fn look(&mut self, now: Instant) -> bool {
         self.num_looks += 1;
         self.look_at = now + PERIOD;
@@ -157,7 +157,7 @@ mod tests {
         assert!(start.elapsed() >= PERIOD && !quick.is_cancelled());
         drop(watched);
         if cfg!(target_os = "linux") {
-            // What only waits has time.
+            // Waiting does not count.
             let idle = CancellationHandle::default();
             let _watched = watch(&idle).unwrap();
             std::thread::sleep(PERIOD * 4);

@@ -1,18 +1,18 @@
 //! Short names for models: from the word that a user types to the repository on the Hub.
 //!
-//! The tables hold names only. What a repository contains is asked of the Hub, never written here.
+//! The tables hold names only. The Hub lists the contents of a repository; they are never written here.
 
-/// The word that stands for the model inside the binary.
+/// The name of the model inside the binary.
 pub const DEMO: &str = "demo";
 
-/// A short name and the repository it stands for.
+/// A short name and its repository.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Alias {
-    /// What the user types, lower case.
+    /// The user's input, lower case.
     pub name: &'static str,
     /// `org/name` on the Hub.
     pub repo: &'static str,
-    /// Type of the GGUF file, if it stands for one.
+    /// Type of the GGUF file, if the alias has one.
     pub gguf: Option<&'static str>,
 }
 
@@ -59,7 +59,7 @@ pub const ALIASES: &[Alias] = &[
 ];
 
 /// Names that ollama has for models of the families that run here: GGUF files with about four bits for a weight, in
-/// repositories that everybody may read. A name without a size means the size that it means there.
+/// public repositories. A name without a size means the size that it means there.
 pub const OLLAMA_NAMES: &[Alias] = &[
     four_bits("llama3", "bartowski/Meta-Llama-3-8B-Instruct-GGUF"),
     four_bits("llama3:8b", "bartowski/Meta-Llama-3-8B-Instruct-GGUF"),
@@ -124,7 +124,7 @@ pub fn find(word: &str) -> Option<&'static Alias> {
     all().find(|alias| alias.name.eq_ignore_ascii_case(word))
 }
 
-/// The alias in a name of ollama's that says the type too, such as `llama3.2:1b-instruct-q8_0`, and the type.
+/// The alias and the type in a name of ollama's with both, such as `llama3.2:1b-instruct-q8_0`.
 #[must_use]
 pub fn find_typed(word: &str) -> Option<(&'static Alias, Option<String>)> {
     let word = word.to_ascii_lowercase();

@@ -1,4 +1,4 @@
-//! Everything the hub code takes from its surroundings: addresses, token, folders, patience.
+//! Everything the hub code takes from its surroundings: addresses, token, folders, timeouts.
 //!
 //! No other file of this module reads an environment variable, so a test (or a program that embeds
 //! the library) decides all of it by filling in a [`HubConfig`].
@@ -10,11 +10,13 @@ use std::time::Duration;
 
 use crate::{Error, ErrorKind, Result};
 
+/// Bytes of a file with a token.
+const MAX_TOKEN_BYTES: u64 = 64 << 10;
+
 /// Where models come from and where they are kept.
 #[derive(Debug, Clone)]
 pub struct HubConfig {
-    /// Base address of the Hub or of a mirror, `https://huggingface.co` unless `HF_ENDPOINT` says
-    /// otherwise.
+    /// Base address of the Hub or of a mirror: `HF_ENDPOINT`, by default `https://huggingface.co`.
     pub endpoint: String,
     /// The access token. It is sent to the host of `endpoint` and to no other.
     pub token: Option<Token>,
@@ -24,23 +26,22 @@ pub struct HubConfig {
     pub offline: bool,
     /// Go through the proxy of `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`.
     pub proxy_from_env: bool,
-    /// Longest wait for a name lookup and, once more, for a connection.
+    /// Maximum wait for a name lookup and, separately, for a connection.
     pub connect_timeout: Duration,
     /// Longest silence of a server, before its answer and within it.
     pub read_timeout: Duration,
-    /// Most connections over which parts of one file are fetched at once.
+    /// Maximum connections that fetch ranges of one file at once.
     pub max_connections: usize,
-    /// Most bytes of a file that are asked for in one request. Up to twice as many for each connection are
-    /// held in memory.
+    /// Maximum bytes of a file in one request. Up to twice this is held in memory for each connection.
     pub max_range_bytes: u64,
     /// How often a request that failed on the way (not one that was refused) is tried again. Within
-    /// a file the count begins anew whenever bytes have arrived.
+    /// a file the count restarts whenever bytes have arrived.
     pub num_retries: u32,
     /// Wait before the first retry; it doubles with each further one.
     pub retry_delay: Duration,
-    /// How long to wait for another process that holds a file's lock but gets nothing done. Where files
-    /// cannot be locked, what was not written to for so long is taken for the rest of a dead process, so
-    /// it must be longer than `read_timeout` with all retries.
+    /// The wait for another process that holds a file's lock but makes no progress. Without locks, a file that was not
+    /// written to for so long counts as left by a dead process, so it must be longer than `read_timeout` with all
+    /// retries.
     pub lock_timeout: Duration,
 }
 
@@ -92,7 +93,7 @@ impl HubConfig {
             .or_else(|| folder("HUGGINGFACE_HUB_CACHE"))
             .or_else(|| hf_home.as_ref().map(|home| home.join("hub")))
             .ok_or_else(|| {
-                Error::new(ErrorKind::NotFound, "there is no home folder to keep downloaded models in")
+                Error::new(ErrorKind::NotFound, "there is no home folder for downloaded models")
                     .with_hint("set HF_HOME to a folder")
             })?;
         let token_path = folder("HF_TOKEN_PATH").or_else(|| hf_home.map(|home| home.join("token")));
@@ -105,7 +106,7 @@ impl HubConfig {
             text("HF_HUB_OFFLINE").or_else(|| text("TRANSFORMERS_OFFLINE")).is_some_and(|v| is_true(&v));
         config.token = text("HF_TOKEN").and_then(|value| Token::new(&value, "HF_TOKEN")).or_else(|| {
             let path = token_path?;
-            Token::new(&std::fs::read_to_string(&path).ok()?, path.display())
+            Token::new(&crate::files::read_any_text(&path, MAX_TOKEN_BYTES).ok()?, path.display())
         });
         Ok(config)
     }
@@ -123,8 +124,7 @@ pub struct Token {
 }
 
 impl Token {
-    /// A token and the name of the place it came from, which messages show in its stead. `None` if
-    /// nothing but white space is left.
+    /// A token and the name of its source, which messages show instead. `None` if it is only white space.
     #[must_use]
     pub fn new(secret: &str, origin: impl fmt::Display) -> Option<Self> {
         let secret = secret.trim();
@@ -137,6 +137,7 @@ impl Token {
         &self.origin
     }
 
+    #[cfg(any(test, feature = "hub"))]
     pub(super) fn secret(&self) -> &str {
         &self.secret
     }
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn without_any_folder_the_error_says_what_to_set() {
+    fn without_any_folder_the_error_names_the_variables() {
         let error = read(&[], None).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound);
         assert!(error.hint().unwrap().contains("HF_HOME"));

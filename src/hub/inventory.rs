@@ -1,6 +1,6 @@
-//! What is in the cache: which models, how large, used when; and how they are removed.
+//! The contents of the cache: models, their sizes and last uses; and their removal.
 //!
-//! The cache belongs to all programs that use the Hub. A blob may stand behind files of several revisions, so its bytes
+//! The cache belongs to all programs that use the Hub. Several files of several revisions may link to one blob, so its bytes
 //! count once, and it goes with the last of these files.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,20 +14,20 @@ use super::select;
 use super::source::{HubModel, RepoId};
 use crate::{Error, ErrorKind, Result};
 
-/// A model in the cache: what one `--model` names.
+/// A model in the cache, with the name that `--model` takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CachedModel {
     /// `org/name`, or `org/name:TYPE` for a GGUF file.
     pub name: String,
     /// Bytes of its files, each once.
     pub num_bytes: u64,
-    /// When one of them was last read or written, as far as the file system tells.
+    /// When one of them was last read or written, as far as the file system reports it.
     pub last_used: Option<SystemTime>,
     /// Whether this is the rest of a download that was broken off.
     pub is_partial: bool,
 }
 
-/// What is to be removed, and nothing done yet.
+/// A planned removal; nothing is removed yet.
 #[derive(Debug)]
 pub struct Removal {
     /// The model, as `--model` names it.
@@ -41,7 +41,7 @@ pub struct Removal {
 #[derive(Debug)]
 enum What {
     Everything,
-    /// Names in snapshots, data that has no other name, and the commits of which nothing is left.
+    /// Names in snapshots, data without other names, and commits that become empty.
     Files {
         names: Vec<PathBuf>,
         blobs: BTreeSet<PathBuf>,
@@ -87,8 +87,8 @@ pub fn list(cache_dir: &Path) -> Result<Vec<CachedModel>> {
 /// Plans the removal of a model: of all its revisions, or of one.
 ///
 /// # Errors
-/// [`ErrorKind::NotFound`] if it is not in the cache, with what there is of it; [`ErrorKind::Unsupported`] if its folder
-/// is a link to somewhere else.
+/// [`ErrorKind::NotFound`] if it is not in the cache, with the repository's cached models; [`ErrorKind::Unsupported`]
+/// if its folder is a link to another folder.
 pub fn plan_removal(cache_dir: &Path, model: &HubModel, revision: Option<&str>) -> Result<Removal> {
     let cache = RepoCache::new(cache_dir, &model.repo);
     let name = match &model.gguf {
@@ -98,7 +98,7 @@ pub fn plan_removal(cache_dir: &Path, model: &HubModel, revision: Option<&str>) 
     let not_found = |what: String| {
         let there: Vec<String> = models(cache_dir, &model.repo).into_iter().map(|model| model.name).collect();
         let hint = match there.is_empty() {
-            true => "`tinyvllm list` tells what there is".to_owned(),
+            true => "`tinyvllm list` shows the downloaded models".to_owned(),
             false => format!("there is {}", there.join(", ")),
         };
         Error::new(ErrorKind::NotFound, what).with_hint(hint)
@@ -107,8 +107,8 @@ pub fn plan_removal(cache_dir: &Path, model: &HubModel, revision: Option<&str>) 
     match fs::symlink_metadata(folder) {
         Err(_) => return Err(not_found(format!("the model `{name}` is not in the cache"))),
         Ok(metadata) if !metadata.is_dir() => {
-            let message = format!("`{}` is a link to somewhere else, which is left alone", folder.display());
-            return Err(Error::unsupported(message).with_hint("remove what it leads to, and the link"));
+            let message = format!("`{}` is a link to another folder, which is kept", folder.display());
+            return Err(Error::unsupported(message).with_hint("remove its target, and the link"));
         }
         Ok(_) => {}
     }
@@ -146,7 +146,7 @@ impl Removal {
     /// Removes it.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] if something cannot be removed; what was removed before is gone.
+    /// [`ErrorKind::Io`] if a file cannot be removed; earlier removals persist.
     pub fn run(self) -> Result<()> {
         let removing = |path: &Path, result: io::Result<()>| match result {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -178,7 +178,7 @@ impl Removal {
     }
 }
 
-/// What can be run of a repository, and what was downloaded of it in part.
+/// The runnable models of a repository, and the incomplete ones.
 fn models(cache_dir: &Path, repo: &RepoId) -> Vec<CachedModel> {
     let cache = RepoCache::new(cache_dir, repo);
     let files = files(&cache);
@@ -192,7 +192,7 @@ fn models(cache_dir: &Path, repo: &RepoId) -> Vec<CachedModel> {
         };
         groups.entry(name).or_default().push(file);
     }
-    // Texts beside GGUF files are no model.
+    // Texts next to GGUF files are no model.
     if !types.is_empty() && !names.iter().any(|name| name.ends_with(".safetensors")) {
         groups.remove(repo.as_str());
     }
@@ -244,7 +244,7 @@ fn last_used(metadata: &Metadata) -> Option<SystemTime> {
     metadata.accessed().ok().max(metadata.modified().ok())
 }
 
-/// Bytes of all that is in the folder of a repository, without what links lead to.
+/// Bytes of all files in the folder of a repository, without the targets of links.
 fn everything(cache: &RepoCache) -> u64 {
     fn sum(folder: &Path) -> u64 {
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
@@ -388,7 +388,7 @@ mod tests {
         fs::rename(cache.folder(), &elsewhere).unwrap();
         std::os::unix::fs::symlink(&elsewhere, cache.folder()).unwrap();
         let error = plan_removal(folder.path(), &model("org/name"), None).unwrap_err();
-        assert!(error.message().contains("link to somewhere else"), "{error:?}");
+        assert!(error.message().contains("link to another folder"), "{error:?}");
         assert!(elsewhere.join("blobs/a").exists());
     }
 }

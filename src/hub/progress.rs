@@ -1,4 +1,4 @@
-//! What a download reports while it runs. The library draws nothing; the command line does.
+//! The progress reports of a download. The command line draws them; the library does not.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub trait Progress {
     /// The file is complete. Not called for a file whose download fails.
     fn finish(&self);
 
-    /// The server wants to be left alone for `duration` before it gives more of `file`.
+    /// The server requests a pause of `duration` before the rest of `file`.
     fn pause(&self, file: &str, duration: Duration) {
         let _ = (file, duration);
     }

@@ -1,7 +1,7 @@
 //! Decides from a list of file names which files make up a model.
 //!
-//! Pure: the list may come from the Hub or from a cached snapshot, and nothing is read or fetched
-//! here. Names are checked before anything else uses them, because they become paths.
+//! Pure: the list may come from the Hub or from a cached snapshot, and no file is read or fetched here. Names are
+//! checked before any other use, because they become paths.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::source::HubModel;
 use crate::{Error, ErrorKind, Result};
 
-/// What a model needs besides its weights, as far as the repository has it.
+/// A model's files in addition to its weights, as far as the repository has them.
 const COMPANIONS: &[&str] = &[
     "config.json",
     "generation_config.json",
@@ -27,7 +27,7 @@ const INDEX: &str = "model.safetensors.index.json";
 /// The files of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Selection {
-    /// The parts of one GGUF model, the first part first.
+    /// The shards of one GGUF model, in order.
     Gguf(Vec<String>),
     /// A folder with `config.json`: its small files and its weights.
     Folder { companions: Vec<String>, weights: Weights },
@@ -45,9 +45,9 @@ pub(super) enum Weights {
 /// Picks the files of `model` out of `files`.
 ///
 /// # Errors
-/// [`ErrorKind::NotFound`] if no GGUF file or more than one has the type asked for, with a list of
-/// what exists; [`ErrorKind::Unsupported`] if there are only weights in formats that are not read;
-/// [`ErrorKind::InvalidModel`] if parts are missing.
+/// [`ErrorKind::NotFound`] if no GGUF file or more than one has the requested type, with a list of the existing ones;
+/// [`ErrorKind::Unsupported`] if all weights are in unsupported formats; [`ErrorKind::InvalidModel`] if shards are
+/// missing.
 pub(super) fn select(model: &HubModel, files: &[String]) -> Result<Selection> {
     let files: BTreeSet<&str> = files.iter().map(String::as_str).filter(|file| is_safe(file)).collect();
     let gguf = gguf_models(&files);
@@ -65,7 +65,7 @@ pub(super) fn select(model: &HubModel, files: &[String]) -> Result<Selection> {
         return Ok(Selection::Folder { companions, weights });
     }
     match gguf.iter().next() {
-        Some((stem, parts)) if gguf.len() == 1 => complete_parts(model, stem, parts).map(Selection::Gguf),
+        Some((stem, shards)) if gguf.len() == 1 => complete_shards(model, stem, shards).map(Selection::Gguf),
         Some(_) => Err(Error::new(
             ErrorKind::NotFound,
             format!("`{}` has several GGUF files and none was chosen: {}", model.repo, names(&gguf)),
@@ -102,13 +102,13 @@ pub(super) fn shards(model: &HubModel, index: &[u8]) -> Result<Vec<String>> {
 /// Whether a name from outside may become a path below a snapshot folder.
 fn is_safe(file: &str) -> bool {
     file.len() <= 512
-        && file.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
+        && file.split('/').all(|shard| !shard.is_empty() && shard != "." && shard != "..")
         && !file.contains(['\\', ':'])
         && !file.chars().any(char::is_control)
 }
 
-/// The weights that lie beside `config.json`. `original/` and other folders hold the same weights in
-/// other layouts, and so does a `consolidated.safetensors`.
+/// The weights next to `config.json`. `original/` and other folders hold the same weights in other layouts, and so does
+/// a `consolidated.safetensors`.
 fn safetensors(model: &HubModel, files: &BTreeSet<&str>) -> Result<Option<Weights>> {
     if files.contains("model.safetensors") {
         return Ok(Some(Weights::Files(vec!["model.safetensors".to_owned()])));
@@ -116,30 +116,30 @@ fn safetensors(model: &HubModel, files: &BTreeSet<&str>) -> Result<Option<Weight
     if files.contains(INDEX) {
         return Ok(Some(Weights::Index(INDEX.to_owned())));
     }
-    let mut groups: BTreeMap<&str, Vec<Part<'_>>> = BTreeMap::new();
-    for part in files.iter().filter_map(|&file| Part::of(file, ".safetensors")) {
-        let is_other = |prefix| part.stem.starts_with(prefix);
-        if !part.stem.contains('/') && !is_other("consolidated") && !is_other("adapter") {
-            groups.entry(part.stem).or_default().push(part);
+    let mut groups: BTreeMap<&str, Vec<Shard<'_>>> = BTreeMap::new();
+    for shard in files.iter().filter_map(|&file| Shard::of(file, ".safetensors")) {
+        let is_other = |prefix| shard.stem.starts_with(prefix);
+        if !shard.stem.contains('/') && !is_other("consolidated") && !is_other("adapter") {
+            groups.entry(shard.stem).or_default().push(shard);
         }
     }
     let mut weights = Vec::new();
-    for (stem, parts) in &groups {
-        weights.extend(complete_parts(model, stem, parts)?);
+    for (stem, shards) in &groups {
+        weights.extend(complete_shards(model, stem, shards)?);
     }
     Ok((!weights.is_empty()).then_some(Weights::Files(weights)))
 }
 
-/// A weight file as one of `total` parts of the model `stem`. A file that is not split is the only part.
+/// A weight file as one of `total` shards of the model `stem`. A file that is not split is its only shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Part<'a> {
+struct Shard<'a> {
     number: u32,
     total: u32,
     stem: &'a str,
     file: &'a str,
 }
 
-impl<'a> Part<'a> {
+impl<'a> Shard<'a> {
     /// Splits `stem-00002-of-00003.gguf`.
     fn of(file: &'a str, extension: &str) -> Option<Self> {
         let cut = file.len().checked_sub(extension.len())?;
@@ -161,32 +161,32 @@ impl<'a> Part<'a> {
 }
 
 /// All GGUF language models by stem. Vision projectors and importance matrices have the extension too.
-fn gguf_models<'a>(files: &BTreeSet<&'a str>) -> BTreeMap<&'a str, Vec<Part<'a>>> {
-    let mut models: BTreeMap<&str, Vec<Part<'_>>> = BTreeMap::new();
-    for part in files.iter().filter_map(|&file| Part::of(file, ".gguf")) {
-        let name = part.stem.rsplit('/').next().unwrap_or(part.stem).to_ascii_lowercase();
+fn gguf_models<'a>(files: &BTreeSet<&'a str>) -> BTreeMap<&'a str, Vec<Shard<'a>>> {
+    let mut models: BTreeMap<&str, Vec<Shard<'_>>> = BTreeMap::new();
+    for shard in files.iter().filter_map(|&file| Shard::of(file, ".gguf")) {
+        let name = shard.stem.rsplit('/').next().unwrap_or(shard.stem).to_ascii_lowercase();
         if !name.contains("mmproj") && !name.contains("imatrix") {
-            models.entry(part.stem).or_default().push(part);
+            models.entry(shard.stem).or_default().push(shard);
         }
     }
     models
 }
 
-fn pick_gguf(model: &HubModel, wanted: &str, gguf: &BTreeMap<&str, Vec<Part<'_>>>) -> Result<Vec<String>> {
+fn pick_gguf(model: &HubModel, wanted: &str, gguf: &BTreeMap<&str, Vec<Shard<'_>>>) -> Result<Vec<String>> {
     if gguf.is_empty() {
         return Err(Error::new(
             ErrorKind::NotFound,
             format!("`{}` has no GGUF files, so there is no `{wanted}`", model.repo),
         )
-        .with_hint(format!("leave out :{wanted}, or look for a repository whose name ends with -GGUF")));
+        .with_hint(format!("omit :{wanted}, or find a repository whose name ends with -GGUF")));
     }
-    let matching: BTreeMap<&str, Vec<Part<'_>>> = gguf
+    let matching: BTreeMap<&str, Vec<Shard<'_>>> = gguf
         .iter()
-        .filter(|(stem, parts)| has_type(stem, wanted) || parts.iter().any(|part| part.file == wanted))
-        .map(|(&stem, parts)| (stem, parts.clone()))
+        .filter(|(stem, shards)| has_type(stem, wanted) || shards.iter().any(|shard| shard.file == wanted))
+        .map(|(&stem, shards)| (stem, shards.clone()))
         .collect();
     match matching.iter().next() {
-        Some((stem, parts)) if matching.len() == 1 => complete_parts(model, stem, parts),
+        Some((stem, shards)) if matching.len() == 1 => complete_shards(model, stem, shards),
         Some(_) => Err(Error::new(
             ErrorKind::NotFound,
             format!("`{}` has several files of the type `{wanted}`: {}", model.repo, names(&matching)),
@@ -200,7 +200,7 @@ fn pick_gguf(model: &HubModel, wanted: &str, gguf: &BTreeMap<&str, Vec<Part<'_>>
     }
 }
 
-/// Whether the type stands in the name between separators: `Q4_K` is not in `x-Q4_K_M`.
+/// Whether the name has the type between separators: `Q4_K` is not in `x-Q4_K_M`.
 fn has_type(stem: &str, wanted: &str) -> bool {
     let (stem, wanted) = (stem.to_ascii_lowercase(), wanted.to_ascii_lowercase());
     let in_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
@@ -212,26 +212,26 @@ fn has_type(stem: &str, wanted: &str) -> bool {
     })
 }
 
-/// What to write behind the colon for each GGUF file of a repository: its type where it says which file is meant, or
-/// else the name of the first part.
+/// The text after the colon for each GGUF file of a repository: its type if it is unique, or else the name of the first
+/// shard.
 pub(super) fn gguf_names<'a>(files: &[&'a str]) -> BTreeMap<&'a str, String> {
     let models = gguf_models(&files.iter().copied().collect());
     let mut names = BTreeMap::new();
-    for (stem, parts) in &models {
+    for (stem, shards) in &models {
         let kind = stem.rsplit(['-', '.', '/']).next().filter(|word| is_type(word));
         let kind = kind.filter(|kind| models.keys().filter(|other| has_type(other, kind)).count() == 1);
-        let first = parts.iter().min().map_or(*stem, |part| part.file);
+        let first = shards.iter().min().map_or(*stem, |shard| shard.file);
         let name = kind.unwrap_or(first);
-        names.extend(parts.iter().map(|part| (part.file, name.to_owned())));
+        names.extend(shards.iter().map(|shard| (shard.file, name.to_owned())));
     }
     names
 }
 
 /// Whether this is a GGUF file that `wanted` names, by its type or its own name.
 pub(super) fn is_gguf_of(file: &str, wanted: &str) -> bool {
-    Part::of(file, ".gguf").is_some_and(|part| {
-        let is_first = Part::of(wanted, ".gguf").is_some_and(|other| other.stem == part.stem);
-        is_first || has_type(part.stem, wanted)
+    Shard::of(file, ".gguf").is_some_and(|shard| {
+        let is_first = Shard::of(wanted, ".gguf").is_some_and(|other| other.stem == shard.stem);
+        is_first || has_type(shard.stem, wanted)
     })
 }
 
@@ -245,24 +245,25 @@ fn is_type(word: &str) -> bool {
 }
 
 /// The files of one model in the order of their numbers, none missing.
-fn complete_parts(model: &HubModel, stem: &str, parts: &[Part<'_>]) -> Result<Vec<String>> {
-    let mut parts = parts.to_vec();
-    parts.sort_unstable();
-    let total = parts.first().map_or(0, |part| part.total);
-    let complete = parts.iter().zip(1..).all(|(part, number)| part.number == number && part.total == total)
-        && parts.len() == total as usize;
+fn complete_shards(model: &HubModel, stem: &str, shards: &[Shard<'_>]) -> Result<Vec<String>> {
+    let mut shards = shards.to_vec();
+    shards.sort_unstable();
+    let total = shards.first().map_or(0, |shard| shard.total);
+    let complete =
+        shards.iter().zip(1..).all(|(shard, number)| shard.number == number && shard.total == total)
+            && shards.len() == total as usize;
     if !complete {
         return Err(Error::invalid_model(format!(
-            "`{stem}` of `{}` should have {total} parts, but the files are {}",
+            "`{stem}` of `{}` should have {total} shards, but the files are {}",
             model.repo,
-            parts.iter().map(|part| part.file).collect::<Vec<_>>().join(", ")
+            shards.iter().map(|shard| shard.file).collect::<Vec<_>>().join(", ")
         )));
     }
-    Ok(parts.into_iter().map(|part| part.file.to_owned()).collect())
+    Ok(shards.into_iter().map(|shard| shard.file.to_owned()).collect())
 }
 
 /// The names for a message, cut where a list would fill the screen.
-fn names(models: &BTreeMap<&str, Vec<Part<'_>>>) -> String {
+fn names(models: &BTreeMap<&str, Vec<Shard<'_>>>) -> String {
     const MAX_NAMES: usize = 40;
     let mut text =
         models.keys().take(MAX_NAMES).map(|stem| format!("{stem}.gguf")).collect::<Vec<_>>().join(", ");
@@ -272,14 +273,14 @@ fn names(models: &BTreeMap<&str, Vec<Part<'_>>>) -> String {
     text
 }
 
-/// The first part of the only GGUF model among the files of a folder on disk.
+/// The first shard of the only GGUF model among the files of a folder on disk.
 ///
 /// # Errors
 /// [`ErrorKind::NotFound`] if there is none or more than one.
 pub(super) fn only_gguf(folder: &str, files: &[String]) -> Result<String> {
     let files: BTreeSet<&str> = files.iter().map(String::as_str).collect();
     let models = gguf_models(&files);
-    let first = models.values().flatten().min().map(|part| part.file.to_owned());
+    let first = models.values().flatten().min().map(|shard| shard.file.to_owned());
     match first {
         Some(file) if models.len() == 1 => Ok(file),
         Some(_) => Err(Error::new(

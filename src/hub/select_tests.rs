@@ -47,7 +47,7 @@ fn a_folder_takes_only_what_it_needs() {
         "config.json model.safetensors quantize_config.json",
         folder("config.json quantize_config.json", Weights::Files(files("model.safetensors"))),
     );
-    // A repository with both kinds is a folder unless a type is asked for.
+    // A repository with both kinds is a folder unless a type is requested.
     check(
         "config.json model.safetensors name-Q4_0.gguf name-Q8_0.gguf",
         folder("config.json", Weights::Files(files("model.safetensors"))),
@@ -70,7 +70,7 @@ fn a_folder_that_cannot_be_loaded_is_refused() {
     check("config.json original/model.safetensors", ErrorKind::Unsupported, "neither");
     check("", ErrorKind::Unsupported, "neither");
     check("config.json ../model.safetensors", ErrorKind::Unsupported, "neither");
-    check("config.json model-00001-of-00002.safetensors", ErrorKind::InvalidModel, "2 parts");
+    check("config.json model-00001-of-00002.safetensors", ErrorKind::InvalidModel, "2 shards");
     check("a-Q4_0.gguf a-Q8_0.gguf", ErrorKind::NotFound, "a-Q4_0.gguf, a-Q8_0.gguf");
 }
 
@@ -134,9 +134,9 @@ fn a_type_that_is_absent_or_not_unique_lists_what_exists() {
         "a-Q8_0-00001-of-00003.gguf a-Q8_0-00003-of-00003.gguf",
         "Q8_0",
         ErrorKind::InvalidModel,
-        &["3 parts"],
+        &["3 shards"],
     );
-    check("a-Q8_0-00001-of-00000.gguf", "Q8_0", ErrorKind::InvalidModel, &["0 parts"]);
+    check("a-Q8_0-00001-of-00000.gguf", "Q8_0", ErrorKind::InvalidModel, &["0 shards"]);
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn a_folder_on_disk_may_hold_one_gguf_model() {
 }
 
 proptest::proptest! {
-    /// Whatever a server lists, nothing panics and every chosen name stays inside its folder.
+    /// For every list of a server, no code panics and every chosen name stays inside its folder.
     #[test]
     fn any_list_of_names_is_survived(names in proptest::collection::vec("[a-zQ4_.\\-/0-9é\\\\]{0,20}(\\.gguf|\\.safetensors|)", 0..8)) {
         for argument in ["org/name", "org/name:Q4_0"] {

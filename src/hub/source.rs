@@ -1,14 +1,14 @@
-//! Reads a `--model` argument: what does the user mean by this word?
+//! Interprets a `--model` argument.
 //!
 //! The rules, in this order:
 //!
-//! 1. What exists on disk wins: a file is a GGUF file, a folder is a model folder. A folder that
-//!    happens to be called like an alias or like `org/name` therefore hides it; `./` is never needed.
-//! 2. What looks like a path (`./x`, `/x`, `~x`, `x.gguf`, `a/b/c`, anything with a backslash) and
-//!    does not exist is an error that says so. It is never looked up on the Hub.
-//! 3. `demo` is the model in the binary; an alias stands for its repository; `org/name` is a
-//!    repository. A repository or alias may be followed by `:TYPE` to pick a GGUF file of that type.
-//!    The address of a repository, or of a file in it, on the Hub's own site means the same.
+//! 1. Existing paths win: a file is a GGUF file, a folder is a model folder. So a folder that has the name of an alias
+//!    or of an `org/name` hides it; `./` is never needed.
+//! 2. An argument that looks like a path (`./x`, `/x`, `~x`, `x.gguf`, `a/b/c`, anything with a backslash) and does not
+//!    exist is an error. It is never looked up on the Hub.
+//! 3. `demo` is the model in the binary; an alias means its repository; `org/name` is a repository. `:TYPE` after a
+//!    repository or an alias picks a GGUF file of that type. The address of a repository, or of a file in it, on the
+//!    Hub's own site means the same.
 //! 4. Any other word is an error that names the nearest aliases.
 
 use std::fmt;
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use super::alias::{self, ALIASES, Alias, DEMO};
 use crate::{Error, ErrorKind, Result};
 
-/// What a `--model` argument means.
+/// The meaning of a `--model` argument.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelSource {
     /// The model that is built into the binary.
@@ -36,7 +36,7 @@ pub enum ModelSource {
 pub struct HubModel {
     /// Which repository.
     pub repo: RepoId,
-    /// The GGUF type (`Q4_K_M`) or file name wanted from it; `None` for the safetensors model.
+    /// The requested GGUF type (`Q4_K_M`) or file name; `None` for the safetensors model.
     pub gguf: Option<String>,
     /// Branch, tag or commit.
     pub revision: String,
@@ -46,19 +46,19 @@ impl ModelSource {
     /// Reads a `--model` argument and a `--revision` (branch, tag or commit; `main` if not given).
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for a path that does not exist and for an unknown word,
-    /// [`ErrorKind::InvalidRequest`] for what cannot be the name of a repository or a revision, and for
-    /// a revision of something that has none, [`ErrorKind::Unsupported`] for a file that is not GGUF.
+    /// [`ErrorKind::NotFound`] for a missing path and for an unknown word, [`ErrorKind::InvalidRequest`] for an invalid
+    /// name of a repository or a revision, and for a revision of an argument that has none, [`ErrorKind::Unsupported`]
+    /// for a file that is not GGUF.
     pub fn parse(argument: &str, revision: Option<&str>) -> Result<Self> {
         if argument.trim().is_empty() {
-            return Err(Error::invalid_request("the model is an empty word").with_hint(HOW_TO_NAME));
+            return Err(Error::invalid_request("the name of the model is empty").with_hint(HOW_TO_NAME));
         }
         let path = Path::new(argument);
         let source = if path.exists() {
             Self::from_existing_path(path)?
         } else if looks_like_path(argument) && hub_path(argument).is_none() {
             return Err(Error::new(ErrorKind::NotFound, format!("there is no file or folder `{argument}`"))
-                .with_hint("a model on the Hub is written org/name"));
+                .with_hint("the name of a model on the Hub is org/name"));
         } else {
             Self::from_name(argument)?
         };
@@ -69,7 +69,7 @@ impl ModelSource {
             }
             (source, None) => Ok(source),
             (_, Some(revision)) => Err(Error::invalid_request(format!(
-                "revision `{revision}` was asked for, but `{argument}` is not a model on the Hub"
+                "revision `{revision}` is set, but `{argument}` is not a model on the Hub"
             ))
             .with_hint("leave out --revision")),
         }
@@ -79,6 +79,7 @@ impl ModelSource {
         if path.is_dir() {
             return Ok(Self::Folder(path.to_owned()));
         }
+        // Other kinds of files are refused when they are opened.
         if has_gguf_extension(path) || begins_with_gguf_magic(path)? {
             return Ok(Self::GgufFile(path.to_owned()));
         }
@@ -100,7 +101,7 @@ impl ModelSource {
             return Err(Error::invalid_request(format!("`{argument}` is an address, not a model"))
                 .with_hint(format!("write {}; another Hub is set by HF_ENDPOINT", name.join("/"))));
         }
-        // What ollama writes behind names for which no other version is wanted.
+        // ollama's suffix for the default version.
         let argument = argument.strip_suffix(":latest").unwrap_or(argument);
         if argument == DEMO {
             return Ok(Self::Demo);
@@ -143,7 +144,7 @@ impl ModelSource {
 /// The branch that is meant where none is named.
 const MAIN: &str = "main";
 
-/// What stands behind the host in an address of the Hub's own site.
+/// The path after the host in an address of the Hub's own site.
 fn hub_path(argument: &str) -> Option<&str> {
     let address = argument.strip_prefix("https://").or_else(|| argument.strip_prefix("http://"));
     let (host, path) = address.unwrap_or(argument).split_once('/')?;
@@ -177,7 +178,7 @@ fn from_hub_path(argument: &str, path: &str) -> Result<HubModel> {
     }
 }
 
-/// Whether what stands behind a colon is a number of parameters, as in ollama's names.
+/// Whether the text after a colon is a number of parameters, as in ollama's names.
 fn is_size(tag: &str) -> bool {
     let number = tag.strip_suffix(['b', 'B', 'm', 'M']);
     number.is_some_and(|number| number.parse::<f64>().is_ok())
@@ -185,8 +186,8 @@ fn is_size(tag: &str) -> bool {
 
 const HOW_TO_NAME: &str = "give an alias such as tinyllama, org/name, a .gguf file or a folder";
 
-/// The checked name `org/name` of a repository. Both parts hold only letters, digits, `-`, `_` and `.`,
-/// so the name is safe in a path and in an address.
+/// The checked name `org/name` of a repository. Both halves hold only letters, digits, `-`, `_` and `.`, so the name is
+/// safe in a path and in an address.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RepoId(String);
 
@@ -194,8 +195,8 @@ impl RepoId {
     /// Checks `org/name`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidRequest`] if it does not have exactly two parts, or one has a character
-    /// that the Hub does not allow.
+    /// [`ErrorKind::InvalidRequest`] if it does not have exactly two halves, or one has a character that the Hub does
+    /// not allow.
     pub fn parse(name: &str) -> Result<Self> {
         let valid_part = |part: &str| {
             !part.is_empty()
@@ -254,7 +255,7 @@ fn has_gguf_extension(path: &Path) -> bool {
 fn begins_with_gguf_magic(path: &Path) -> Result<bool> {
     let reading = |source| Error::io(format_args!("cannot read `{}`", path.display()), source);
     let mut magic = Vec::with_capacity(4);
-    std::fs::File::open(path).map_err(reading)?.take(4).read_to_end(&mut magic).map_err(reading)?;
+    crate::files::open(path).map_err(reading)?.take(4).read_to_end(&mut magic).map_err(reading)?;
     Ok(magic == b"GGUF")
 }
 
@@ -279,7 +280,7 @@ fn unknown_word(word: &str) -> Error {
     if near.is_empty() {
         let names: Vec<_> = std::iter::once(DEMO).chain(ALIASES.iter().map(|alias| alias.name)).collect();
         error.with_hint(format!(
-            "a model on the Hub is written org/name; the aliases are {}, and ollama's names such as llama3.2 and \
+            "the name of a model on the Hub is org/name; the aliases are {}, and ollama's names such as llama3.2 and \
              qwen3:0.6b",
             names.join(", ")
         ))

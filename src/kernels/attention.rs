@@ -1,14 +1,13 @@
 //! Attention of a step's tokens over their block tables.
 //!
-//! The context of a token is cut at fixed absolute positions, every `SPLIT` tokens. Each piece gives a
-//! partial result (largest score, sum, weighted values), computed in the order of the positions, and the
-//! partial results are merged in ascending order. A token's result therefore has the same bits whatever
-//! else is in the step, however its prompt was divided, whatever the block size and the number of threads.
+//! The context of a token is split at fixed absolute positions, every `SPLIT` tokens. Each split gives a partial result
+//! (largest score, sum, weighted values), computed in the order of the positions, and the partial results are merged in
+//! ascending order. So a token's result has the same bits for every rest of the step, every chunking of its prompt,
+//! every block size and every number of threads.
 //!
-//! Work is divided into tiles: up to `TILE_ROWS` pairs of a token and a query head that share one key
-//! and value head, so that K and V are read once for all of them. If there are fewer tiles than the
-//! threads need, the pieces of the context become tasks of their own, and if there is one key head only, as in latent
-//! attention, parts of its query heads.
+//! Work is divided into tiles: up to `TILE_ROWS` pairs of a token and a query head that share one key and value head,
+//! so that K and V are read once for all of them. If there are fewer tiles than the threads need, each KV split becomes
+//! a task. With only one key head, as in latent attention, groups of its query heads become tasks too.
 
 pub mod expanded;
 mod kernel;
@@ -22,7 +21,7 @@ use std::sync::Mutex;
 
 use half::{bf16, f16};
 
-use self::kernel::{Merge, Partial, Piece, PieceFormat, Source, TileScratch};
+use self::kernel::{CachedFormat, KvSplit, Merge, Partial, Source, TileScratch};
 use crate::AlignedFloats;
 use crate::AttentionMetadata;
 use crate::paged_cache::{CachePools, KvCacheDType};
@@ -75,13 +74,13 @@ impl AttentionHeads {
 pub struct AttentionSpec<'a> {
     /// Its heads.
     pub heads: AttentionHeads,
-    /// What scores are multiplied by.
+    /// The factor of scores.
     pub scale: f32,
     /// A token attends to itself and the `window - 1` tokens before it.
     pub window: Option<usize>,
     /// Scores become `soft_cap · tanh(score / soft_cap)`.
     pub soft_cap: Option<f32>,
-    /// For each query head, a score without a value that takes part in the softmax.
+    /// For each query head, a score without a value that is included in the softmax.
     pub sinks: Option<&'a [f32]>,
 }
 
@@ -92,7 +91,7 @@ pub struct AttentionScratch {
     max_tiles: usize,
     /// One for each thread; a task takes any that is free.
     workers: Vec<Mutex<TileScratch>>,
-    /// Partial results, if the context is divided: `[tile][kv_head][piece][row]`.
+    /// Partial results, if the context is divided: `[tile][kv_head][split][row]`.
     partials: AlignedFloats,
 }
 
@@ -104,9 +103,9 @@ struct Tile {
     num_tokens: usize,
     /// Position of the first token in its sequence.
     first_position: usize,
-    /// First piece of the context that any of the tokens attends to, and the end.
-    first_piece: usize,
-    end_piece: usize,
+    /// First split of the context that any of the tokens attends to, and the end.
+    first_split: usize,
+    end_split: usize,
 }
 
 impl AttentionScratch {
@@ -123,8 +122,8 @@ impl AttentionScratch {
         let group = heads.group();
         let rows = tile_tokens(group) * group;
         let max_tiles = max_num_tokens.div_ceil(tile_tokens(group)) + max_num_rows;
-        // Dividing the context is for steps with few tiles, whose tiles mostly have one token. The memory
-        // is only touched as far as it is used.
+        // Only steps with few tiles split the context, and their tiles mostly have one token. Only used memory is
+        // touched.
         let divided_tiles = (TASKS_PER_THREAD * num_threads).div_ceil(heads.num_kv_heads);
         let partials = divided_tiles
             * heads.num_heads
@@ -148,9 +147,9 @@ impl std::fmt::Debug for AttentionScratch {
 
 /// Writes the attention of all tokens of the step.
 ///
-/// `queries` has `query_stride` values for each token and begins with the query heads, rotated but not
-/// scaled; `out` has `num_heads · value_dim` values for each token. The keys and values of the step's tokens
-/// are in the cache already. Rows of latent attention that are expanded are left out.
+/// `queries` has `query_stride` values for each token and begins with the query heads, rotated but not scaled; `out`
+/// has `num_heads · value_dim` values for each token. The keys and values of the step's tokens are already in the
+/// cache. Expanded rows of latent attention are left out.
 ///
 /// Returns the number of parallel regions that were run: 1, or 2 if partial results had to be merged.
 ///
@@ -186,7 +185,7 @@ pub unsafe fn paged_attention(
 }
 
 #[expect(clippy::too_many_arguments, reason = "as above")]
-fn typed<F: PieceFormat>(
+fn typed<F: CachedFormat>(
     scratch: &mut AttentionScratch,
     spec: AttentionSpec<'_>,
     queries: &[f32],
@@ -212,112 +211,113 @@ fn typed<F: PieceFormat>(
     };
     let out_rows = OutputRows { start: out.as_mut_ptr(), spec };
     let with_scratch = |work: &mut dyn FnMut(&mut TileScratch)| with_free(&scratch.workers, work);
-    let max_pieces = tiles.iter().map(|tile| tile.end_piece - tile.first_piece).max().unwrap_or(0);
-    let num_parts = match heads.num_kv_heads {
-        1 => num_parts(group, num_tiles * max_pieces, pool.num_threads()),
+    let max_splits = tiles.iter().map(|tile| tile.end_split - tile.first_split).max().unwrap_or(0);
+    let num_groups_per_kv_head = match heads.num_kv_heads {
+        1 => num_groups_per_kv_head(group, num_tiles * max_splits, pool.num_threads()),
         _ => 1,
     };
-    // What a task has of the heads: so many query heads, all of one key head.
-    let (heads_each, num_shares) = (group / num_parts, heads.num_kv_heads * num_parts);
-    let heads_of = |share: usize| share * heads_each..(share + 1) * heads_each;
-    let piece = |tile: &Tile, share: usize, index: usize| Piece {
+    // A task's heads: this many query heads, all of one key head.
+    let (heads_each, num_head_groups) =
+        (group / num_groups_per_kv_head, heads.num_kv_heads * num_groups_per_kv_head);
+    let heads_of = |head_group: usize| head_group * heads_each..(head_group + 1) * heads_each;
+    let split = |tile: &Tile, head_group: usize, index: usize| KvSplit {
         tokens: tile.first_token..tile.first_token + tile.num_tokens,
         first_position: tile.first_position,
-        kv_head: share / num_parts,
-        heads: heads_of(share),
+        kv_head: head_group / num_groups_per_kv_head,
+        heads: heads_of(head_group),
         block_table: metadata.block_table(tile.row),
         start: index * SPLIT,
     };
 
     let tile_rows = tiles.iter().map(|tile| tile.num_tokens).max().unwrap_or(0) * heads_each;
     let partial_len = kernel::partial_len(heads.value_dim);
-    let num_partials = num_tiles * num_shares * max_pieces * tile_rows;
-    let divide = max_pieces > 1
+    let num_partials = num_tiles * num_head_groups * max_splits * tile_rows;
+    let divide = max_splits > 1
         && pool.num_threads() > 1
-        && num_tiles * num_shares < TASKS_PER_THREAD * pool.num_threads()
+        && num_tiles * num_head_groups < TASKS_PER_THREAD * pool.num_threads()
         && num_partials * partial_len <= scratch.partials.len();
     if !divide {
-        pool.run(num_tiles * num_shares, |task| {
-            let (tile, share) = (&tiles[task / num_shares], task % num_shares);
+        pool.run(num_tiles * num_head_groups, |task| {
+            let (tile, head_group) = (&tiles[task / num_head_groups], task % num_head_groups);
             with_scratch(&mut |scratch| {
                 let num_rows = tile.num_tokens * heads_each;
                 scratch.start(num_rows);
-                for index in tile.first_piece..tile.end_piece {
-                    let piece = piece(tile, share, index);
-                    partial(&source, &piece, index == tile.first_piece, scratch, level);
+                for index in tile.first_split..tile.end_split {
+                    let split = split(tile, head_group, index);
+                    partial(&source, &split, index == tile.first_split, scratch, level);
                     level.run(Merge { scratch, num_rows, value_dim: heads.value_dim, partials: None });
                 }
-                out_rows.write(tile, heads_of(share), scratch);
+                out_rows.write(tile, heads_of(head_group), scratch);
             });
         });
         return 1;
     }
 
     let partials = SharedPointer(scratch.partials.as_mut_ptr());
-    let slot = |tile: usize, share: usize, index: usize| {
-        ((tile * num_shares + share) * max_pieces + index) * tile_rows * partial_len
+    let slot = |tile: usize, head_group: usize, index: usize| {
+        ((tile * num_head_groups + head_group) * max_splits + index) * tile_rows * partial_len
     };
-    pool.run(num_tiles * num_shares * max_pieces, |task| {
-        let (index, task) = (task % max_pieces, task / max_pieces);
-        let (tile_index, share) = (task / num_shares, task % num_shares);
+    pool.run(num_tiles * num_head_groups * max_splits, |task| {
+        let (index, task) = (task % max_splits, task / max_splits);
+        let (tile_index, head_group) = (task / num_head_groups, task % num_head_groups);
         let tile = &tiles[tile_index];
-        if tile.first_piece + index >= tile.end_piece {
+        if tile.first_split + index >= tile.end_split {
             return;
         }
         with_scratch(&mut |scratch| {
-            let piece = piece(tile, share, tile.first_piece + index);
-            partial(&source, &piece, true, scratch, level);
-            // SAFETY: every task has a slot of its own, and all slots lie in `partials` as checked above.
+            let split = split(tile, head_group, tile.first_split + index);
+            partial(&source, &split, true, scratch, level);
+            // SAFETY: every task has a slot of its own, and all slots are in `partials` as checked above.
             let target = unsafe {
                 std::slice::from_raw_parts_mut(
-                    partials.get().add(slot(tile_index, share, index)),
+                    partials.get().add(slot(tile_index, head_group, index)),
                     tile.num_tokens * heads_each * partial_len,
                 )
             };
             scratch.save_partial(tile.num_tokens * heads_each, target);
         });
     });
-    pool.run(num_tiles * num_shares, |task| {
-        let (tile_index, share) = (task / num_shares, task % num_shares);
+    pool.run(num_tiles * num_head_groups, |task| {
+        let (tile_index, head_group) = (task / num_head_groups, task % num_head_groups);
         let tile = &tiles[tile_index];
         with_scratch(&mut |scratch| {
             let num_rows = tile.num_tokens * heads_each;
             scratch.start(num_rows);
-            for index in 0..tile.end_piece - tile.first_piece {
+            for index in 0..tile.end_split - tile.first_split {
                 // SAFETY: as above; the tasks that wrote here have ended.
                 let saved = unsafe {
                     std::slice::from_raw_parts(
-                        partials.get().add(slot(tile_index, share, index)),
+                        partials.get().add(slot(tile_index, head_group, index)),
                         num_rows * partial_len,
                     )
                 };
                 level.run(Merge { scratch, num_rows, value_dim: heads.value_dim, partials: Some(saved) });
             }
-            out_rows.write(tile, heads_of(share), scratch);
+            out_rows.write(tile, heads_of(head_group), scratch);
         });
     });
     2
 }
 
-/// Computes a piece of a tile into its scratch.
-fn partial<F: PieceFormat>(
+/// Computes a KV split of a tile into its scratch.
+fn partial<F: CachedFormat>(
     source: &Source<'_, F>,
-    piece: &Piece<'_>,
+    split: &KvSplit<'_>,
     is_first: bool,
     scratch: &mut TileScratch,
     level: CpuLevel,
 ) {
-    let partial = Partial { source, piece, is_first, scratch, wide: level.has_32_vectors() };
+    let partial = Partial { source, split, is_first, scratch, wide: level.has_32_vectors() };
     if F::IN_BYTES { level.run_int8(partial) } else { level.run(partial) }
 }
 
-/// Parts into which the query heads of the one key head are divided, each read once more for it: as many as the threads
-/// need, of four heads at least.
-fn num_parts(group: usize, num_tasks: usize, num_threads: usize) -> usize {
+/// The number of groups of the key head's query heads, each of which reads the keys again: as many as the threads need,
+/// with at least four heads each.
+fn num_groups_per_kv_head(group: usize, num_tasks: usize, num_threads: usize) -> usize {
     const MIN_HEADS: usize = 4;
     let wanted = (TASKS_PER_THREAD * num_threads).div_ceil(num_tasks.max(1));
     let most = if num_threads > 1 { wanted.min(group / MIN_HEADS) } else { 1 };
-    (1..=most).rev().find(|parts| group.is_multiple_of(*parts)).unwrap_or(1)
+    (1..=most).rev().find(|num| group.is_multiple_of(*num)).unwrap_or(1)
 }
 
 /// Tokens of a tile with `group` query heads for a key head.
@@ -343,8 +343,8 @@ fn fill_tiles(tiles: &mut Vec<Tile>, spec: AttentionSpec<'_>, metadata: &Attenti
                 first_token,
                 num_tokens,
                 first_position,
-                first_piece: oldest / SPLIT,
-                end_piece: (first_position + num_tokens).div_ceil(SPLIT),
+                first_split: oldest / SPLIT,
+                end_split: (first_position + num_tokens).div_ceil(SPLIT),
             });
         }
     }
@@ -369,7 +369,7 @@ fn with_free<T>(workers: &[Mutex<T>], work: &mut dyn FnMut(&mut T)) {
     }
 }
 
-/// A pointer that tasks share; each writes to a part of its own.
+/// A pointer that tasks share; each writes to a range of its own.
 #[derive(Clone, Copy)]
 struct SharedPointer(*mut f32);
 
@@ -379,7 +379,7 @@ impl SharedPointer {
     }
 }
 
-// SAFETY: tasks use disjoint parts, see the uses.
+// SAFETY: tasks use disjoint ranges, see the uses.
 unsafe impl Send for SharedPointer {}
 // SAFETY: as above.
 unsafe impl Sync for SharedPointer {}
@@ -390,7 +390,7 @@ struct OutputRows<'a> {
     spec: AttentionSpec<'a>,
 }
 
-// SAFETY: every task has its own tokens and heads, so that tasks write disjoint parts.
+// SAFETY: every task has its own tokens and heads, so that tasks write disjoint ranges.
 unsafe impl Sync for OutputRows<'_> {}
 
 impl OutputRows<'_> {

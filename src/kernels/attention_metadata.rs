@@ -1,23 +1,23 @@
-//! What attention has to know about a step: where each row's tokens are in the cache.
+//! The attention metadata of a step: the locations of each row's tokens in the cache.
 
 use std::ops::Range;
 
-/// How attention computes a row. Forms may differ in the last bits; within a form a token has the same bits whatever else is
-/// in its row and in the step.
+/// How attention computes a row. Modes may differ in the last bits. Within a mode, a token has the same bits for every
+/// rest of its row and of the step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RowForm {
-    /// Tokens of a prompt, which share what is read of the cache.
+pub enum RowMode {
+    /// Tokens of a prompt, which share reads of the cache.
     Prefill,
-    /// Generated tokens, and those that are drafted behind one: each as if it were the only one of its row.
+    /// Generated tokens, and those that are drafted after one: each as if it were the only one of its row.
     Decode,
     /// With latent attention: keys and values of the heads are made for the row
-    /// ([`expanded_attention`](crate::attention::expanded::expanded_attention)). In the other forms its queries and results
+    /// ([`expanded_attention`](crate::attention::expanded::expanded_attention)). In the other modes its queries and results
     /// are projected instead ([`paged_attention`](crate::attention::paged_attention)).
     Expanded,
 }
 
-impl RowForm {
-    /// That of a row with so many tokens of which none is drafted: one goes by itself, several share what they read.
+impl RowMode {
+    /// The mode of a row with this many tokens, none of them drafted: a single token is decoded, several are prefilled.
     #[must_use]
     pub fn of(num_tokens: usize) -> Self {
         if num_tokens == 1 { Self::Decode } else { Self::Prefill }
@@ -28,7 +28,7 @@ impl RowForm {
 ///
 /// A step computes `num_tokens` tokens, grouped in rows: row `r` owns the tokens
 /// `query_start_loc[r]..query_start_loc[r + 1]`, which are consecutive tokens of one sequence and its
-/// last ones up to `seq_lens[r]`. A prompt, a chunk of a prompt and a decode differ in their length and their form
+/// last ones up to `seq_lens[r]`. A prompt, a chunk of a prompt and a decode differ in their length and their mode
 /// only. A sequence has two rows, one after the other, if some of its tokens are expanded and others are not.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AttentionMetadata {
@@ -45,17 +45,17 @@ pub struct AttentionMetadata {
     pub slot_mapping: Vec<usize>,
     /// Tokens in a block.
     pub block_size: usize,
-    /// The form of each row. Length `num_rows`.
+    /// The mode of each row. Length `num_rows`.
     ///
-    /// Whether a token is expanded is decided by its position and the length of its prompt ([`EXPANDED_GROUP`]), so that it is
-    /// the same however the prompt is divided and whatever else is in a step.
-    pub forms: Vec<RowForm>,
+    /// A token's position and the length of its prompt decide whether it is expanded ([`EXPANDED_GROUP`]). So its mode
+    /// is the same for every chunking of the prompt and every rest of a step.
+    pub modes: Vec<RowMode>,
 }
 
 /// Tokens of whole groups of a prompt, counted from its beginning, are expanded with latent attention.
 ///
-/// So many, because that is where it begins to pay: measured with Youtu-2B on two threads of a Xeon with AVX-512, behind 1,900
-/// tokens, pieces of 16 are slower so and pieces of 32 faster.
+/// This number, because that is where it begins to pay: measured with Youtu-2B on two threads of a Xeon with AVX-512, after 1,900
+/// tokens, chunks of 16 are slower so and chunks of 32 faster.
 pub const EXPANDED_GROUP: usize = 32;
 
 impl AttentionMetadata {
@@ -80,38 +80,38 @@ impl AttentionMetadata {
     /// Whether row `row` is expanded.
     #[must_use]
     pub fn is_expanded(&self, row: usize) -> bool {
-        self.forms.get(row) == Some(&RowForm::Expanded)
+        self.modes.get(row) == Some(&RowMode::Expanded)
     }
 
-    /// Tokens of rows of the form [`RowForm::Decode`].
+    /// Tokens of rows of the mode [`RowMode::Decode`].
     #[must_use]
     pub fn num_decode_tokens(&self) -> usize {
-        let rows = self.forms.iter().zip(self.query_start_loc.windows(2));
-        rows.filter(|(form, _)| **form == RowForm::Decode).map(|(_, tokens)| tokens[1] - tokens[0]).sum()
+        let rows = self.modes.iter().zip(self.query_start_loc.windows(2));
+        rows.filter(|(mode, _)| **mode == RowMode::Decode).map(|(_, tokens)| tokens[1] - tokens[0]).sum()
     }
 
     /// Adds the tokens at these positions of a sequence: one row, or two if the first of them are expanded, those before
-    /// position `num_expanded`, and others are not, which have this form. `block` tells the blocks of the sequence. Slots are
+    /// position `num_expanded`, and others are not, which have this mode. `block` gives the blocks of the sequence. Slots are
     /// added apart.
     pub fn push(
         &mut self,
         positions: Range<usize>,
         num_expanded: usize,
-        form: RowForm,
+        mode: RowMode,
         block: impl Fn(usize) -> u32,
     ) {
         let boundary = num_expanded.clamp(positions.start, positions.end);
-        for (part, form) in [(positions.start..boundary, RowForm::Expanded), (boundary..positions.end, form)]
+        for (range, mode) in [(positions.start..boundary, RowMode::Expanded), (boundary..positions.end, mode)]
         {
-            if part.is_empty() {
+            if range.is_empty() {
                 continue;
             }
             let start = self.query_start_loc.last().copied().unwrap_or(0);
-            self.query_start_loc.push(start + part.len());
-            self.seq_lens.push(part.end);
-            self.block_tables.extend((0..part.end.div_ceil(self.block_size)).map(&block));
+            self.query_start_loc.push(start + range.len());
+            self.seq_lens.push(range.end);
+            self.block_tables.extend((0..range.end.div_ceil(self.block_size)).map(&block));
             self.block_table_starts.push(self.block_tables.len());
-            self.forms.push(form);
+            self.modes.push(mode);
         }
     }
 
@@ -150,7 +150,7 @@ impl AttentionMetadata {
         self.block_table_starts.clear();
         self.block_table_starts.push(0);
         self.slot_mapping.clear();
-        self.forms.clear();
+        self.modes.clear();
     }
 }
 
@@ -159,12 +159,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn products_of_the_absorbed_form_begin_and_end_with_its_rows() {
+    fn absorbed_projections_begin_and_end_with_their_rows() {
         let check = |rows: &[(usize, bool)], absorbed: Range<usize>| {
             let mut metadata = AttentionMetadata { block_size: 16, ..AttentionMetadata::default() };
             metadata.clear();
             for (len, is_expanded) in rows {
-                metadata.push(0..*len, if *is_expanded { *len } else { 0 }, RowForm::Prefill, |_| 0);
+                metadata.push(0..*len, if *is_expanded { *len } else { 0 }, RowMode::Prefill, |_| 0);
             }
             assert_eq!(metadata.absorbed_tokens(), absorbed, "{rows:?}");
         };

@@ -1,4 +1,4 @@
-//! Element types that weights are kept as, with their block sizes. What files hold besides is in [`crate::FileType`].
+//! Element types of weights in memory, with their block sizes. [`crate::FileType`] has the types of files.
 
 use crate::Result;
 

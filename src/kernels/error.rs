@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-/// What went wrong, as far as a caller has to tell errors apart.
+/// The kinds of errors that callers distinguish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -15,7 +15,7 @@ pub enum ErrorKind {
     InvalidRequest,
     /// The prompt does not fit into the model's context window.
     ContextLength,
-    /// The engine has no room: the queue is full, or the KV cache can never hold the request.
+    /// The engine has no capacity: the queue is full, or the KV cache can never hold the request.
     Capacity,
     /// A file, folder, model or revision does not exist.
     NotFound,
@@ -23,7 +23,7 @@ pub enum ErrorKind {
     Unauthorized,
     /// The Hub asked to slow down.
     RateLimited,
-    /// The network (or the cache, when offline) does not have what is needed.
+    /// The network (or the cache, when offline) does not have a required file.
     Unavailable,
     /// A model file is damaged or contradicts itself.
     InvalidModel,
@@ -31,7 +31,7 @@ pub enum ErrorKind {
     Unsupported,
     /// The operating system failed to read or write.
     Io,
-    /// The device has failed, and nothing can be computed on it any more before the program is started again.
+    /// The device has failed, and cannot compute any more until the program is restarted.
     DeviceLost,
     /// A defect of this program.
     Internal,
@@ -54,7 +54,13 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// A new error. `message` names the value and the limit.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self(Box::new(Inner { kind, message: message.into(), hint: None, param: None, source: None }))
+        Self(Box::new(Inner {
+            kind,
+            message: bounded(message.into()),
+            hint: None,
+            param: None,
+            source: None,
+        }))
     }
 
     /// An [`ErrorKind::InvalidRequest`].
@@ -77,10 +83,10 @@ impl Error {
         Self::new(ErrorKind::Internal, message)
     }
 
-    /// An [`ErrorKind::Io`] (or [`ErrorKind::NotFound`]) that says what was being done.
+    /// An [`ErrorKind::Io`] (or [`ErrorKind::NotFound`], also where a folder is in the way) with the operation that failed.
     pub fn io(doing: impl fmt::Display, source: std::io::Error) -> Self {
         let kind = match source.kind() {
-            std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+            std::io::ErrorKind::NotFound | std::io::ErrorKind::IsADirectory => ErrorKind::NotFound,
             _ => ErrorKind::Io,
         };
         Self::new(kind, format!("{doing}: {source}")).with_source(source)
@@ -110,11 +116,11 @@ impl Error {
     /// Puts `context: ` before the message.
     #[must_use]
     pub fn context(mut self, context: impl fmt::Display) -> Self {
-        self.0.message = format!("{context}: {}", self.0.message);
+        self.0.message = bounded(format!("{context}: {}", self.0.message));
         self
     }
 
-    /// What went wrong.
+    /// The kind of the error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
@@ -132,19 +138,32 @@ impl Error {
         self.0.param
     }
 
-    /// The way out, if one is known.
+    /// The hint, if there is one.
     #[must_use]
     pub fn hint(&self) -> Option<&str> {
         self.0.hint.as_deref()
     }
 }
 
-/// Most characters of what somebody sent that an error repeats.
+/// Maximum bytes of a message, whatever a file has where a name should be.
+const MAX_MESSAGE: usize = 4_000;
+
+/// The message, or its beginning and its length.
+fn bounded(mut message: String) -> String {
+    let len = message.len();
+    if len > MAX_MESSAGE {
+        message.truncate(message.floor_char_boundary(MAX_MESSAGE));
+        message.push_str(&format!("… ({len} bytes)"));
+    }
+    message
+}
+
+/// Maximum characters of a client's text that an error repeats.
 const MAX_REPEATED: usize = 120;
 
-/// What somebody sent, as an error repeats it: as it is if it is short, else its beginning and how long it is. Characters
-/// that cannot be seen are escaped, so that none of them moves a terminal's cursor or makes up a line. Whatever goes into
-/// a message and has no bound of its own goes through this or [`quoted`].
+/// A client's text for an error message: unchanged if it is short, else its beginning and its length. Invisible
+/// characters are escaped, so that none of them moves a terminal's cursor or fakes a line. Every unbounded text in a
+/// message goes through this or [`quoted`].
 #[must_use]
 pub fn shortened(text: &str) -> Cow<'_, str> {
     match text.char_indices().nth(MAX_REPEATED) {
@@ -153,12 +172,11 @@ pub fn shortened(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// The text with escapes in place of what cannot be seen: control characters, and marks that change the direction or the
-/// width of others.
+/// Escapes invisible characters: control characters, and marks that change the direction or the width of others.
 #[must_use]
 pub fn visible(text: &str) -> Cow<'_, str> {
     let is_hidden = |c: char| {
-        // Joiners are letters' own.
+        // Joiners belong to letters.
         let is_mark = matches!(c, '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}');
         c.is_control() || is_mark
     };
@@ -215,6 +233,14 @@ mod tests {
         assert_eq!(shortened(&long), format!("{short}… (10000000 bytes)"));
         assert_eq!(quoted(&long), format!("\"{short}\"… (10000000 bytes)"));
         assert_eq!(quoted("a\"\n"), r#""a\"\n""#);
+    }
+
+    #[test]
+    fn a_message_has_an_end() {
+        let error = Error::invalid_model(format!("a{}", "ä".repeat(500_000)));
+        assert!(error.message().len() < 4_100 && error.message().ends_with("… (1000001 bytes)"));
+        let error = Error::invalid_model("short").context("b".repeat(5_000));
+        assert!(error.message().len() < 4_100 && error.message().ends_with("(5007 bytes)"));
     }
 
     #[test]

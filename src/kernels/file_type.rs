@@ -5,13 +5,13 @@ use crate::{DType, Error, Result};
 /// How a file stores the values of a tensor. Byte layouts are those of GGUF: see [`crate::blocks`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FileType {
-    /// As they are kept in memory.
+    /// The type in memory.
     Kept(DType),
     /// In a type that has no kernels.
     Repacked(RepackedType),
 }
 
-/// A type of files without kernels of its own. Its values are exact in the type that it is [kept as](Self::kept_as).
+/// A type of files without kernels. The type that it is [kept as](Self::kept_as) represents its values exactly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RepackedType {
     /// Eight values from a book of 256, 4-bit scales of 32 values.
@@ -38,7 +38,7 @@ pub enum RepackedType {
     Q2_0,
 }
 
-/// What is known of a [`RepackedType`].
+/// The properties of a [`RepackedType`].
 struct Description {
     gguf_id: u32,
     name: &'static str,

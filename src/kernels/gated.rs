@@ -1,11 +1,11 @@
-//! What is between the two halves of a gated network.
+//! The activations of gated feed-forward networks.
 
 use crate::paged_cache::LANES;
 use crate::pool::ThreadPool;
 use crate::rows::RowsMut;
 use crate::simd::{CpuLevel, F32x16, Kernel};
 
-/// What the two halves of a gated network, `g` and `u`, become.
+/// The activation of the two halves, `g` and `u`, of a gated network.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Activation {
     /// `g / (1 + e^-g) · u`.
@@ -21,35 +21,35 @@ pub enum Activation {
     },
 }
 
-/// What all of them are: `g / (1 + e^(-slope · (g + cubic · g³))) · (u + shift)`, with `g` at most `limit` and `u` from
+/// The common form: `g / (1 + e^(-slope · (g + cubic · g³))) · (u + shift)`, with `g` at most `limit` and `u` from
 /// `-limit` to `limit`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct GatedForm {
+pub struct GatedFormula {
     /// The slope of the sigmoid at 0.
     pub slope: f32,
-    /// What the cube adds to its argument.
+    /// The coefficient of the cubic term.
     pub cubic: f32,
     /// The bound of both halves; `f32::MAX` is none.
     pub limit: f32,
-    /// What is added to the other half.
+    /// The term added to the other half.
     pub shift: f32,
 }
 
 impl Activation {
     /// Its coefficients.
     #[must_use]
-    pub fn form(self) -> GatedForm {
-        let plain = GatedForm { slope: 1.0, cubic: 0.0, limit: f32::MAX, shift: 0.0 };
+    pub fn formula(self) -> GatedFormula {
+        let plain = GatedFormula { slope: 1.0, cubic: 0.0, limit: f32::MAX, shift: 0.0 };
         match self {
             Self::Silu => plain,
             // (1 + tanh(x)) / 2 is 1 / (1 + e^-2x); the root of 2/π twice.
-            Self::GeluTanh => GatedForm { slope: 1.595_769, cubic: 0.044_715, ..plain },
-            Self::ClampedSwiglu { alpha, limit } => GatedForm { slope: alpha, limit, shift: 1.0, ..plain },
+            Self::GeluTanh => GatedFormula { slope: 1.595_769, cubic: 0.044_715, ..plain },
+            Self::ClampedSwiglu { alpha, limit } => GatedFormula { slope: alpha, limit, shift: 1.0, ..plain },
         }
     }
 }
 
-impl GatedForm {
+impl GatedFormula {
     /// As GPUs have it.
     #[must_use]
     pub fn to_array(self) -> [f32; 4] {
@@ -62,7 +62,7 @@ impl GatedForm {
         let Self { slope, cubic, limit, shift } = self;
         let (mut gate, mut up) = (gate, up);
         if limit < f32::MAX {
-            // In this order, what is no number stays none.
+            // The order of operands keeps NaN.
             let limits = V::splat(limit);
             gate = limits.min(gate);
             up = V::splat(-limit).max(limits.min(up));
@@ -78,7 +78,7 @@ impl GatedForm {
     }
 }
 
-/// `out = activation(gate, up)` for rows of both halves, one behind the other.
+/// `out = activation(gate, up)` for rows of both halves, one after the other.
 ///
 /// # Panics
 /// If `out` has another number of rows, or rows that are not half as wide.
@@ -101,7 +101,7 @@ pub fn gated(
         let len = TASK.min(width - first);
         let (gate, up) = halves[2 * row * width..][..2 * width].split_at(width);
         // SAFETY: each task has columns of its own.
-        let out = unsafe { rows.part(row, first, len) };
+        let out = unsafe { rows.range(row, first, len) };
         level.run(Gated { activation, gate: &gate[first..][..len], up: &up[first..][..len], out });
     });
 }
@@ -118,7 +118,7 @@ impl Kernel for Gated<'_> {
 
     #[inline(always)]
     fn run<V: F32x16>(self) {
-        let form = self.activation.form();
+        let formula = self.activation.formula();
         let whole = |values: &[f32]| {
             let mut vector = [0.0; LANES];
             vector[..values.len()].copy_from_slice(values);
@@ -131,7 +131,7 @@ impl Kernel for Gated<'_> {
             // SAFETY: the arrays have sixteen values.
             unsafe {
                 let (gate, up) = (V::load(gate.as_ptr()), V::load(up.as_ptr()));
-                form.of(gate, up).store(result.as_mut_ptr());
+                formula.of(gate, up).store(result.as_mut_ptr());
             }
             out.copy_from_slice(&result[..out.len()]);
         }

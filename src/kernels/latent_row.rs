@@ -32,8 +32,8 @@ pub struct LatentKvWrite<'a> {
 
 /// Writes the rows of a step's tokens to the cache, and the rotated ends of their queries to `out`.
 ///
-/// One thread writes all rows of the cache, so that even two tokens with one slot (which would be a mistake elsewhere)
-/// do not write to the same memory at the same time; all of them share the queries.
+/// One thread writes all rows of the cache, so that even two tokens with one slot (an error of the caller) do not race.
+/// All threads rotate queries.
 ///
 /// # Safety
 /// The pools have all slots, and rows as wide as the norm and the rotated values together.
@@ -60,8 +60,8 @@ pub unsafe fn latent_kv_write(
         let (cos, sin) = table.row(positions[token] as usize);
         for head in 0..num_heads {
             let end = token * query_width + (head + 1) * query_stride;
-            // SAFETY: a token's row belongs to its task alone, and each part is used before the next.
-            let target = unsafe { out.part(token, head * (rank + rotated) + rank, rotated) };
+            // SAFETY: a token's row belongs to its task alone, and each range is used before the next.
+            let target = unsafe { out.range(token, head * (rank + rotated) + rank, rotated) };
             target.copy_from_slice(&queries[end - rotated..end]);
             rotate(target, cos, sin, table.style);
         }
@@ -109,7 +109,7 @@ impl<F: KvFormat> Kernel for WriteRows<'_, F> {
                     if num_values.is_multiple_of(GROUP) || num_values == head_dim {
                         let first = (num_values - 1) / GROUP * GROUP;
                         let group = &group[..num_values - first];
-                        // SAFETY: the op has checked that the slot exists, and nobody else writes to the pool.
+                        // SAFETY: the op has checked that the slot exists, and no other code writes to the pool.
                         unsafe { F::store_key::<V>(self.k_pool, &self.layout, at, first, group) };
                     }
                 }

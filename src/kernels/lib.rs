@@ -1,8 +1,8 @@
-//! The CPU kernels: products with weights of every type and attention, for each instruction set, and what they stand on.
+//! The CPU kernels, for each instruction set: matmuls with weights of every type, attention, and their foundations.
 //!
-//! They are a crate of their own because they are what has to be optimised in every build; the crate above, where
-//! nothing is done for each weight or each cached value, is compiled as it is by developers' builds. Nothing here knows
-//! models, devices or tensors: a matrix is its rows of blocks, a cache is its pools.
+//! They are a separate crate because every build has to optimise them. Developers' builds compile the crate above,
+//! which does no work per weight or per cached value, with its own settings. No kernel depends on models, devices or
+//! tensors: a matrix is its rows of blocks, a cache is its pools.
 
 pub mod attention;
 mod attention_metadata;
@@ -24,7 +24,7 @@ pub mod rope;
 pub mod rows;
 pub mod simd;
 
-pub use attention_metadata::{AttentionMetadata, EXPANDED_GROUP, RowForm};
+pub use attention_metadata::{AttentionMetadata, EXPANDED_GROUP, RowMode};
 pub use dtype::DType;
 pub use error::{Error, ErrorKind, Result, quoted, shortened, visible};
 pub use file_type::{FileType, RepackedType};

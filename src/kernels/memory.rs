@@ -53,7 +53,7 @@ impl AlignedBuffer {
     }
 }
 
-/// Fetches what will be needed soon, to be written or to be read, where the target has an instruction for it.
+/// Prefetches data for a write or a read, if the target has an instruction for it.
 #[inline(always)]
 pub(crate) fn prefetch<const WRITE: bool>(start: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -69,8 +69,8 @@ pub(crate) fn prefetch<const WRITE: bool>(start: *const u8, len: usize) {
     let _ = (start, len);
 }
 
-/// Fetches what will be read some time from now into the second-level cache, where the target has an instruction for it.
-/// Into the first-level cache would be slower: its queue of misses is short, and the loads need it.
+/// Prefetches data for a later read into the second-level cache, if the target has an instruction for it. The
+/// first-level cache would be slower: its queue of misses is short, and the loads need it.
 #[inline(always)]
 pub(crate) fn prefetch_early(start: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -83,42 +83,43 @@ pub(crate) fn prefetch_early(start: *const u8, len: usize) {
     let _ = (start, len);
 }
 
-/// Has the allocator give back what is large as soon as it is freed, for a process that lives long. glibc's would learn
-/// from the first large piece to keep pieces of that size, in a heap for each of many threads.
+/// Makes the allocator return large memory to the system as soon as it is freed, for a process that lives long.
+/// Otherwise glibc's allocator would adapt to the first large allocation and keep memory of that size, in a heap for
+/// each of many threads.
 pub fn keep_little_free_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
-        /// Pieces of this size have pages of their own, and ends of heaps of this size are given back.
+        /// Allocations of this size have pages of their own, and ends of heaps of this size are given back.
         const MAX_KEPT_BYTES: std::ffi::c_int = 1 << 20;
         const M_TRIM_THRESHOLD: std::ffi::c_int = -1;
         const M_MMAP_THRESHOLD: std::ffi::c_int = -3;
         for param in [M_MMAP_THRESHOLD, M_TRIM_THRESHOLD] {
-            tell_allocator(param, MAX_KEPT_BYTES);
+            set_allocator_option(param, MAX_KEPT_BYTES);
         }
     }
 }
 
-/// Has all threads that are still to come share the first heap, for a process that may take few addresses: glibc's
-/// allocator keeps 64 MiB of them for each heap of its own.
+/// Makes all later threads share the first heap, for a process with limited address space: glibc's allocator reserves
+/// 64 MiB of it for each further heap.
 pub fn keep_one_heap() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
         const M_ARENA_MAX: std::ffi::c_int = -8;
-        tell_allocator(M_ARENA_MAX, 1);
+        set_allocator_option(M_ARENA_MAX, 1);
     }
 }
 
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-fn tell_allocator(param: std::ffi::c_int, value: std::ffi::c_int) {
+fn set_allocator_option(param: std::ffi::c_int, value: std::ffi::c_int) {
     use std::ffi::c_int;
     unsafe extern "C" {
         fn mallopt(param: c_int, value: c_int) -> c_int;
     }
-    // SAFETY: the allocator's own way to be told of its settings, at any time.
+    // SAFETY: the allocator's own way to set its parameters, at any time.
     unsafe { mallopt(param, value) };
 }
 
-/// Gives memory that was freed back to the operating system, also where something behind it is in use. Takes some
+/// Gives memory that was freed back to the operating system, also where something after it is in use. Takes some
 /// milliseconds.
 pub fn return_free_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
@@ -126,13 +127,13 @@ pub fn return_free_memory() {
         unsafe extern "C" {
             fn malloc_trim(pad: usize) -> std::ffi::c_int;
         }
-        // SAFETY: it may be called at any time, by any thread; nothing that is in use changes.
+        // SAFETY: any thread may call it at any time; it changes no memory in use.
         unsafe { malloc_trim(0) };
     }
 }
 
-/// Zeroed f32 that start at a page. What the system's allocator gives for large arrays starts sixteen bytes behind one,
-/// so that every vector of sixteen is in two cache lines.
+/// Zeroed f32 that start at a page. The system's allocator returns large arrays sixteen bytes after a page's start, so
+/// that every vector of sixteen would be in two cache lines.
 pub struct AlignedFloats {
     bytes: AlignedBuffer,
     len: usize,
@@ -188,7 +189,7 @@ impl DerefMut for AlignedFloats {
 #[derive(Clone, Copy)]
 pub(crate) struct SharedPointer<T>(*mut T);
 
-// SAFETY: the users of a `SharedPointer` write disjoint elements and nobody reads them meanwhile.
+// SAFETY: the users of a `SharedPointer` write disjoint elements and no code reads them at the same time.
 unsafe impl<T> Send for SharedPointer<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for SharedPointer<T> {}

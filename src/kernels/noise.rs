@@ -1,4 +1,4 @@
-//! Numbers that look random, the same ones in each run: what ops are checked and measured with.
+//! Pseudo-random numbers, the same ones in each run, for tests and measurements of ops.
 
 use half::{bf16, f16};
 
@@ -19,8 +19,8 @@ fn sequence(seed: u64) -> impl Iterator<Item = u32> {
     })
 }
 
-/// Blocks of `num_values` weights. Any bit pattern is a block, but scales have to be finite and alike for the sums to say
-/// anything. Weights come out below 1, so that sums stay where an error of a gate is none of a power of e.
+/// Blocks of `num_values` weights. Any bit pattern is a block, but scales have to be finite and similar for meaningful
+/// sums. Weights are below 1, so that sums stay where an error of a gate is not amplified exponentially.
 #[must_use]
 pub fn random_blocks(dtype: DType, num_values: usize, seed: u64) -> Vec<u8> {
     let values = noise(seed, num_values);

@@ -1,4 +1,4 @@
-//! Norms of what is added to a row, and of a part of it.
+//! Norms of a residual's addend, and of a range of a row.
 
 use crate::pool::ThreadPool;
 use crate::rope::{Norm, norm_factor};
@@ -39,7 +39,7 @@ impl Kernel for NormResidual<'_> {
     }
 }
 
-/// `x = w · x / √(mean(x²) + eps)` for as many values of each row of `width` as the norm has, from `first` on.
+/// `x = w · x / √(mean(x²) + eps)` for `weight.len()` values of each row of `width`, from `first` on.
 ///
 /// # Panics
 /// If the rows are not so wide.
@@ -57,7 +57,7 @@ pub fn norm_part(
     let rows = RowsMut::new(x, width);
     pool.run(num_rows, |row| {
         // SAFETY: each task has a row of its own.
-        let x = unsafe { rows.part(row, first, len) };
+        let x = unsafe { rows.range(row, first, len) };
         level.run(NormPart { norm, x });
     });
 }

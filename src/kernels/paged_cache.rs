@@ -1,11 +1,11 @@
 //! How the CPU's kernels find keys and values in the pool of a layer.
 //!
-//! A block has room for `block_size` tokens of one sequence. Its layout serves the attention kernel:
+//! A block has space for `block_size` tokens of one sequence. Its layout serves the attention kernel:
 //! * K is `[kv_head][group][head_dim][16]`: sixteen tokens side by side for each value of the head, so
 //!   that the scores of sixteen tokens are computed in the lanes of a vector, without sums across lanes;
 //! * V is `[kv_head][slot][head_dim]`, each row padded to a multiple of sixteen values.
 //!
-//! [`crate::q8_0`] has sixteens of its own, whose codes serve products of bytes.
+//! [`crate::q8_0`] has its own groups of sixteen, whose codes serve byte dot products.
 //!
 //! With latent attention there is one key head, whose first values are also the values: there is K alone.
 
@@ -17,7 +17,7 @@ use half::{bf16, f16};
 use crate::simd::F32x16;
 use crate::{Error, Result, q8_0};
 
-/// Tokens that lie side by side in K, and values that rows of V are padded to.
+/// Tokens that are adjacent in K, and the multiple that rows of V are padded to.
 pub const LANES: usize = 16;
 
 /// Values of a token's head that share a scale, in types with scales.
@@ -39,13 +39,13 @@ pub enum KvCacheDType {
 }
 
 impl KvCacheDType {
-    /// Every choice, as it is spelled in flags.
+    /// Every choice, as spelled in flags.
     pub const NAMES: [&str; 5] = ["auto", "f16", "bf16", "f32", "q8_0"];
 
     /// All types.
     pub const ALL: [Self; 4] = [Self::F16, Self::Bf16, Self::F32, Self::Q8_0];
 
-    /// Bytes of so many values of a token's head, with their scales and without what a layout fills up.
+    /// Bytes of this many values of a token's head, with their scales but without a layout's padding.
     #[must_use]
     pub fn row_bytes(self, num_values: usize) -> usize {
         match self {
@@ -79,17 +79,17 @@ impl FromStr for KvCacheDType {
             "f32" | "float32" | "float" => Ok(Self::F32),
             "q8_0" => Ok(Self::Q8_0),
             // vLLM's.
-            name if name.starts_with("fp8") => Err(Error::invalid_request(format!(
-                "{name:?} is a type for the KV cache that there is no kernel for"
-            ))
-            .with_hint("use q8_0, which takes as much memory")),
+            name if name.starts_with("fp8") => {
+                Err(Error::invalid_request(format!("{name:?} is a type of the KV cache without a kernel"))
+                    .with_hint("use q8_0, which takes as much memory"))
+            }
             _ => Err(Error::invalid_request(format!("{name:?} is not a type for the KV cache"))
                 .with_hint(format!("use one of {}", Self::NAMES.join(", ")))),
         }
     }
 }
 
-/// What a block holds, how it is stored, and where a value lies in a pool.
+/// The contents of a block, their format, and the index of a value in a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvLayout {
     /// How values are stored.
@@ -179,7 +179,7 @@ impl KvLayout {
 /// The pools of a layer, and how they are laid out.
 #[derive(Debug, Clone, Copy)]
 pub struct CachePools<'a> {
-    /// Where values lie, and how they are stored.
+    /// The index of values, and their format.
     pub layout: KvLayout,
     /// The bytes of all blocks' K.
     pub k: &'a [u8],
@@ -190,7 +190,7 @@ pub struct CachePools<'a> {
 /// The same to write to.
 #[derive(Debug)]
 pub struct CachePoolsMut<'a> {
-    /// Where values lie, and how they are stored.
+    /// The index of values, and their format.
     pub layout: KvLayout,
     /// The bytes of all blocks' K.
     pub k: &'a mut [u8],
@@ -198,13 +198,14 @@ pub struct CachePoolsMut<'a> {
     pub v: Option<&'a mut [u8]>,
 }
 
-/// A format of the cache, as what writes to it sees it.
+/// A format of the cache, for writing.
 pub trait KvFormat: Sized + Send + Sync + 'static {
     /// Rounds values `first..` of a key to the slot of a block: [`GROUP`] of them, or the last ones; `first` is a multiple
     /// of `GROUP`.
     ///
     /// # Safety
-    /// The pool is laid out so and has the block, and nobody else uses this head of the slot; see [`F32x16`] for the vector.
+    /// The pool has this layout and the block, and no other code uses this head of the slot; see [`F32x16`] for the
+    /// vector.
     unsafe fn store_key<V: F32x16>(pool: *mut Self, layout: &KvLayout, at: Slot, first: usize, key: &[f32]);
 
     /// The same of a value.
@@ -220,7 +221,7 @@ pub trait KvFormat: Sized + Send + Sync + 'static {
     );
 }
 
-/// Where a token's head lies.
+/// The index of a token's head.
 #[derive(Debug, Clone, Copy)]
 pub struct Slot {
     /// The block.
@@ -245,7 +246,7 @@ impl<E: KvElement> KvFormat for E {
     unsafe fn store_key<V: F32x16>(pool: *mut Self, layout: &KvLayout, at: Slot, first: usize, key: &[f32]) {
         let group = layout.k_group(at.block, at.kv_head, at.slot / LANES * LANES) + at.slot % LANES;
         for (d, values) in (first..).step_by(LANES).zip(key.chunks(LANES)) {
-            // SAFETY: the group lies in the pool and has sixteen values for each of `head_dim`.
+            // SAFETY: the group is in the pool and has sixteen values for each of `head_dim`.
             unsafe {
                 let keys = round::<V, E>(values);
                 for (index, key) in keys[..values.len()].iter().enumerate() {
@@ -265,13 +266,13 @@ impl<E: KvElement> KvFormat for E {
     ) {
         let row = layout.v_row(at.block, at.kv_head, at.slot);
         for (d, values) in (first..).step_by(LANES).zip(value.chunks(LANES)) {
-            // SAFETY: the row lies in the pool, and rows of V are padded to whole vectors.
+            // SAFETY: the row is in the pool, and rows of V are padded to whole vectors.
             unsafe { pool.add(row + d).cast::<[E; LANES]>().write_unaligned(round::<V, E>(values)) };
         }
     }
 }
 
-/// Rounds up to sixteen values; what is missing is zero.
+/// Pads to sixteen values with zeros.
 ///
 /// # Safety
 /// See [`F32x16`].

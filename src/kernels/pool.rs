@@ -1,9 +1,9 @@
 //! The one thread pool: every kernel that uses several cores runs through it.
 //!
-//! Workers spin for a short while after a job, because the next kernel of a step follows within
-//! microseconds, and then park. Nobody waits for a worker that has not begun: if the system runs something
-//! else in its place, the others do the work. Which thread takes which task has no influence on any result: tasks
-//! write disjoint data, and a kernel's task division does not depend on the number of threads.
+//! Workers spin for a short while after a job, because the next kernel of a step follows within microseconds, and then
+//! park. No thread waits for a worker that has not begun: if the system runs something else instead, the others do the
+//! work. The assignment of tasks to threads does not affect results: tasks write disjoint data, and a kernel's task
+//! division does not depend on the number of threads.
 
 use std::cell::UnsafeCell;
 use std::ops::Range;
@@ -26,7 +26,7 @@ pub struct ThreadPool {
     busy_nanoseconds: AtomicU64,
 }
 
-/// The part of [`Shared::state`] that counts the workers inside the job.
+/// The bits of [`Shared::state`] that count the workers inside the job.
 const INSIDE: u64 = OPEN - 1;
 /// The bit of [`Shared::state`] that lets workers into the job.
 const OPEN: u64 = 1 << 16;
@@ -37,22 +37,22 @@ struct Shared {
     /// The number of the job, whether workers may still enter it, and how many are inside. One word, so
     /// that a worker enters only while the job that it saw is open.
     state: AtomicU64,
-    /// The job. Written while nobody can enter and nobody is inside.
+    /// The job. Written while no worker can enter and none is inside.
     job: UnsafeCell<Option<Job>>,
-    /// What is left of each thread's share of the tasks.
-    shares: Box<[Share]>,
+    /// The rest of each thread's range of the tasks.
+    ranges: Box<[TaskRange]>,
     panicked: AtomicBool,
     shutdown: AtomicBool,
     parked: Mutex<usize>,
     wake: Condvar,
 }
 
-/// Consecutive tasks that nobody has taken yet: the first in the lower half of the word, the end in the upper
-/// half. Aligned so that two threads' shares are never in one cache line.
+/// Consecutive tasks that no thread has taken yet: the first in the lower half of the word, the end in the upper half.
+/// Aligned so that two threads' ranges are never in one cache line.
 #[repr(align(128))]
-struct Share(AtomicU64);
+struct TaskRange(AtomicU64);
 
-impl Share {
+impl TaskRange {
     fn set(&self, tasks: Range<usize>) {
         self.0.store(tasks.start as u64 | (tasks.end as u64) << 32, Ordering::Relaxed);
     }
@@ -62,7 +62,7 @@ impl Share {
         self.take(|first, end| (first, first + 1, end))
     }
 
-    /// Takes the last task: whoever helps stays out of the owner's way.
+    /// Takes the last task: a helper stays out of the owner's way.
     fn take_last(&self) -> Option<usize> {
         self.take(|first, end| (end - 1, first, end - 1))
     }
@@ -104,15 +104,15 @@ impl std::fmt::Debug for ThreadPool {
 impl ThreadPool {
     /// A pool of `num_threads` threads, the caller counted in; at least 1.
     ///
-    /// A thread that cannot be started is left out: the pool is then smaller, not broken.
+    /// A thread that cannot be started is left out: the pool is then smaller.
     #[must_use]
     pub fn new(num_threads: usize) -> Self {
         Self::start(num_threads, &[])
     }
 
-    /// The same, with each started thread kept on a processor of its own among those that this process may
-    /// use. The caller keeps its freedom: the processor that is left is where the system will run it.
-    /// Without effect on systems other than Linux.
+    /// The same, with each started thread pinned to a processor of its own among those that this process may use. The
+    /// caller is not pinned: the system will run it on the remaining processor. Has no effect on systems other than
+    /// Linux.
     #[must_use]
     pub fn pinned(num_threads: usize) -> Self {
         Self::start(num_threads, &affinity::allowed())
@@ -123,7 +123,9 @@ impl ThreadPool {
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
             job: UnsafeCell::new(None),
-            shares: (0..num_threads.clamp(1, INSIDE as usize)).map(|_| Share(AtomicU64::new(0))).collect(),
+            ranges: (0..num_threads.clamp(1, INSIDE as usize))
+                .map(|_| TaskRange(AtomicU64::new(0)))
+                .collect(),
             panicked: AtomicBool::new(false),
             shutdown: AtomicBool::new(false),
             parked: Mutex::new(0),
@@ -158,7 +160,7 @@ impl ThreadPool {
         self.workers.len() + 1
     }
 
-    /// Time spent inside [`ThreadPool::run`] since the start: what is left of a step is the host's own
+    /// Time spent inside [`ThreadPool::run`] since the start: the rest of a step is the host's own
     /// work.
     #[must_use]
     pub fn busy_time(&self) -> Duration {
@@ -188,12 +190,12 @@ impl ThreadPool {
         // worker has left it, so the closure outlives its use.
         let task: &Task<'static> = unsafe { std::mem::transmute::<&Task<'_>, &Task<'static>>(task) };
         let job = Job { task };
-        let shares = &self.shared.shares;
-        for (index, share) in shares.iter().enumerate() {
-            let start = |index: usize| num_tasks * index / shares.len();
-            share.set(start(index)..start(index + 1));
+        let ranges = &self.shared.ranges;
+        for (index, range) in ranges.iter().enumerate() {
+            let start = |index: usize| num_tasks * index / ranges.len();
+            range.set(start(index)..start(index + 1));
         }
-        // SAFETY: the job is closed and nobody is inside; both hold since the end of the last `run`.
+        // SAFETY: the job is closed and no worker is inside; both hold since the end of the last `run`.
         unsafe { *self.shared.job.get() = Some(job) };
         let last_epoch = self.shared.state.load(Ordering::Relaxed) / EPOCH;
         self.shared.state.store((last_epoch + 1) * EPOCH + OPEN, Ordering::Release);
@@ -273,7 +275,7 @@ impl Shared {
         }
     }
 
-    /// Wakes whoever parked before the state changed; whoever parks later sees the change itself.
+    /// Wakes workers that parked before the state changed; a worker that parks later sees the change itself.
     fn wake_parked(&self) {
         let parked = self.parked.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if *parked > 0 {
@@ -281,12 +283,12 @@ impl Shared {
         }
     }
 
-    /// Does the tasks of share `index`, then what is left of the others'.
+    /// Does the tasks of range `index`, then the rest of the others'.
     fn run_tasks(&self, job: Job, index: usize) {
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             // SAFETY: the closure lives until `ThreadPool::run` returns, which waits for this thread.
             let task = unsafe { &*job.task };
-            let (before, own_and_after) = self.shares.split_at(index);
+            let (before, own_and_after) = self.ranges.split_at(index);
             if let [own, after @ ..] = own_and_after {
                 while let Some(index) = own.take_first() {
                     task(index);

@@ -1,15 +1,15 @@
 //! Keys and values of the cache as whole numbers, with a scale for each group of values of a token's head.
 //!
-//! A group is [`GROUP`] values, or the last ones of a head. Its scale is the smallest number in half precision of which 127
-//! reach the largest magnitude, so that no code is beyond ±127; a code is the nearest whole number, ties to even. A group
-//! with what is no number, or with more than scales reach, has a scale that is no number.
+//! A group is [`GROUP`] values, or the last ones of a head. Its scale is the smallest number in half precision such
+//! that 127 times it reaches the largest magnitude, so that no code is beyond ±127; a code is the nearest integer, ties
+//! to even. A group with NaN, or with values beyond every scale, has the scale NaN.
 //!
 //! A block has its slots in sixteens, the last of which may be filled up. For each head and sixteen there are:
 //! * of K the codes, `[word][16 slots][4]`, where a word is four neighbouring values of the head (zeros where it has no more);
 //! * of V the codes, `[word][values][4]`, where a word is four neighbouring slots, and values are padded to a multiple of 16;
-//! * behind either the scales, `[group][16 slots]` in half precision.
+//! * after either the scales, `[group][16 slots]` in half precision.
 //!
-//! So a vector of codes has the four neighbours that a product of bytes adds up in each of its lanes.
+//! So a vector of codes has the four neighbours that a byte dot product adds up in each of its lanes.
 
 use half::f16;
 
@@ -70,7 +70,7 @@ fn quantize<V: F32x16>(values: &[f32]) -> ([i8; GROUP], f16) {
     unsafe {
         let halves = [0, LANES].map(|at| V::load(padded.as_ptr().add(at)));
         let scale = scale_of(halves[0].largest_magnitude(halves[1]));
-        // Codes of what is no number do not matter.
+        // Codes of NaN do not matter.
         if scale.is_finite() && scale != f16::ZERO {
             let scale = V::splat(scale.to_f32());
             for (at, half) in [0, LANES].into_iter().zip(halves) {
@@ -95,7 +95,7 @@ impl KvFormat for Q8_0 {
     unsafe fn store_key<V: F32x16>(pool: *mut Self, layout: &KvLayout, at: Slot, first: usize, key: &[f32]) {
         let (codes, scale) = quantize::<V>(key);
         let lane = at.slot % LANES;
-        // SAFETY: the sixteen lies in the pool, and has a lane for the slot in each word and in the scales.
+        // SAFETY: the group of sixteen is in the pool, and has a lane for the slot in each word and in the scales.
         unsafe {
             let sixteen = pool.cast::<u8>().add(key_sixteen(layout, at.block, at.kv_head, at.slot));
             let num_words = key.len().div_ceil(WORD);
@@ -117,7 +117,8 @@ impl KvFormat for Q8_0 {
     ) {
         let (codes, scale) = quantize::<V>(value);
         let lane = at.slot % LANES;
-        // SAFETY: the sixteen lies in the pool, and has a byte for the slot and each value, and a lane in the scales.
+        // SAFETY: the group of sixteen is in the pool, and has a byte for the slot and each value, and a lane in the
+        // scales.
         unsafe {
             let sixteen = pool.cast::<u8>().add(value_sixteen(layout, at.block, at.kv_head, at.slot));
             let word = sixteen.add((lane / WORD * layout.v_stride() + first) * WORD + lane % WORD);

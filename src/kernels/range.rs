@@ -1,20 +1,20 @@
-//! How large the products of a matrix can be, before anything is multiplied.
+//! How large the outputs of a matmul can be, before anything is multiplied.
 
 /// Sums that are made side by side.
 const LANES: usize = 16;
 
-/// The products of some rows with any vector of a length that is scaled and to which biases are added.
+/// The outputs of some rows for any vector of a length that is scaled and to which biases are added.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct ProductRange {
-    /// No product is larger than this; not a number if a weight is none.
+pub struct OutputRange {
+    /// No output is larger than this; not a number if a weight is none.
     pub at_most: f32,
-    /// Some product is always at least this large, because its bias is more than the rest can take away; 0 if none is.
+    /// Some output is always at least this large, because its bias is more than the rest can take away; 0 if none is.
     pub at_least: f32,
 }
 
-impl ProductRange {
+impl OutputRange {
     /// The range of `row · (scale ∘ x) + bias` for all rows, where `x` has the length `length` and any direction. A row
-    /// has as many values as `scale`; without `biases` they are 0.
+    /// has `scale.len()` values; without `biases` they are 0.
     #[must_use]
     pub fn of(rows: &[f32], scale: &[f32], biases: Option<&[f32]>, length: f32) -> Self {
         let mut range = Self::default();
@@ -26,7 +26,7 @@ impl ProductRange {
         range
     }
 
-    /// Of both together. What is not a number stays.
+    /// The union of both. NaN stays NaN.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         let at_most =
@@ -57,15 +57,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn products_reach_as_far_as_the_length_of_rows_and_biases_let_them() {
+    fn outputs_reach_as_far_as_the_length_of_rows_and_biases_let_them() {
         let rows: Vec<f32> = (0..2 * 20).map(|index| if index < 20 { 3.0 } else { 0.0 }).collect();
-        let range = ProductRange::of(&rows, &[2.0; 20], None, 0.5);
+        let range = OutputRange::of(&rows, &[2.0; 20], None, 0.5);
         assert!((range.at_most - 0.5 * (20.0_f32 * 36.0).sqrt()).abs() < 1e-4, "{range:?}");
         assert_eq!(range.at_least, 0.0);
-        let range = ProductRange::of(&rows, &[2.0; 20], Some(&[-100.0, 7.0]), 0.5);
+        let range = OutputRange::of(&rows, &[2.0; 20], Some(&[-100.0, 7.0]), 0.5);
         assert!((range.at_most + range.at_least - 200.0).abs() < 1e-3, "{range:?}");
-        assert_eq!(ProductRange::of(&rows, &[2.0; 20], Some(&[0.0, 99.0]), 0.5).at_least, 99.0);
-        assert!(ProductRange::of(&[f32::NAN, 1.0, 1.0, 1.0], &[1.0; 2], None, 1.0).at_most.is_nan());
-        assert_eq!(ProductRange::of(&[], &[], None, 1.0), ProductRange::default());
+        assert_eq!(OutputRange::of(&rows, &[2.0; 20], Some(&[0.0, 99.0]), 0.5).at_least, 99.0);
+        assert!(OutputRange::of(&[f32::NAN, 1.0, 1.0, 1.0], &[1.0; 2], None, 1.0).at_most.is_nan());
+        assert_eq!(OutputRange::of(&[], &[], None, 1.0), OutputRange::default());
     }
 }

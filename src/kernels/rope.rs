@@ -27,7 +27,7 @@ pub struct RopeRows<'a> {
     pub style: RopeStyle,
     /// Pairs of a head that are rotated.
     pub num_pairs: usize,
-    /// `[positions][2 · num_pairs + 1]`: cosines, then sines, then what queries are multiplied by.
+    /// `[positions][2 · num_pairs + 1]`: cosines, then sines, then the factor of queries.
     pub values: &'a [f32],
 }
 
@@ -43,7 +43,7 @@ impl<'a> RopeRows<'a> {
         self.values[position * (len + 1)..][..len].split_at(self.num_pairs)
     }
 
-    /// What the queries of a position are multiplied by.
+    /// The factor of a position's queries.
     ///
     /// # Panics
     /// If there is no row for it.
@@ -78,7 +78,7 @@ pub struct HeadNorms<'a> {
 pub struct RopeKvWrite<'a> {
     /// Query heads.
     pub num_heads: usize,
-    /// Key heads, and as many value heads.
+    /// Key heads, and the same number of value heads.
     pub num_kv_heads: usize,
     /// Values of a head.
     pub head_dim: usize,
@@ -98,7 +98,7 @@ pub struct RopeKvWrite<'a> {
 /// slot (which would be a mistake elsewhere) do not write to the same memory at the same time.
 ///
 /// # Safety
-/// The pools have all slots, and heads as `operands` say.
+/// The pools have all slots, and the heads of `operands`.
 pub unsafe fn rope_kv_write(
     operands: RopeKvWrite<'_>,
     qkv: &RowsMut<'_>,
@@ -139,7 +139,7 @@ struct Pools<F> {
     v: *mut F,
 }
 
-// SAFETY: each task writes the parts of its key head only.
+// SAFETY: each task writes the ranges of its key head only.
 unsafe impl<F: KvFormat> Sync for Pools<F> {}
 
 /// One key head and its query heads, for all tokens.
@@ -163,8 +163,8 @@ impl<F: KvFormat> Kernel for HeadTask<'_, F> {
             let (cos, sin) = table.row(position as usize);
             let factor = table.query_factor(position as usize);
             let part = |column: usize, heads: usize| {
-                // SAFETY: the heads belong to this task alone, and each part is used before the next.
-                unsafe { self.qkv.part(token, column * head_dim, heads * head_dim) }
+                // SAFETY: the heads belong to this task alone, and each range is used before the next.
+                unsafe { self.qkv.range(token, column * head_dim, heads * head_dim) }
             };
             for query in part(self.kv_head * group, group).chunks_exact_mut(head_dim) {
                 if let Some(norms) = norms {
@@ -189,7 +189,7 @@ impl<F: KvFormat> Kernel for HeadTask<'_, F> {
 
 impl<F: KvFormat> HeadTask<'_, F> {
     /// # Safety
-    /// The slot has to exist, and nobody else may use this key head of it.
+    /// The slot has to exist, and no other code may use this key head of it.
     #[inline(always)]
     unsafe fn store<V: F32x16>(&self, slot: usize, key: &[f32], value: &[f32]) {
         let at = Slot::of(&self.layout, slot, self.kv_head);

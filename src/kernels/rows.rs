@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-/// A matrix of which each task writes parts of its own.
+/// A matrix of which each task writes ranges of its own.
 #[derive(Debug)]
 pub struct RowsMut<'a> {
     start: *mut f32,
@@ -11,7 +11,7 @@ pub struct RowsMut<'a> {
     lifetime: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: see the contracts of the methods: parts in use at a time are disjoint.
+// SAFETY: see the contracts of the methods: ranges in use at a time are disjoint.
 unsafe impl Sync for RowsMut<'_> {}
 
 impl<'a> RowsMut<'a> {
@@ -26,11 +26,11 @@ impl<'a> RowsMut<'a> {
     /// If there is no such row.
     ///
     /// # Safety
-    /// No other part of this row may be in use.
-    #[expect(clippy::mut_from_ref, reason = "the caller makes sure that parts are disjoint")]
+    /// No other overlapping range of this row may be in use.
+    #[expect(clippy::mut_from_ref, reason = "the caller makes sure that ranges are disjoint")]
     pub unsafe fn get(&self, row: usize) -> &mut [f32] {
         // SAFETY: the caller's guarantee.
-        unsafe { self.part(row, 0, self.width) }
+        unsafe { self.range(row, 0, self.width) }
     }
 
     /// `len` values of row `row` from column `column` on.
@@ -41,14 +41,14 @@ impl<'a> RowsMut<'a> {
     /// # Safety
     /// None of them may be in use elsewhere.
     #[inline(always)]
-    #[expect(clippy::mut_from_ref, reason = "the caller makes sure that parts are disjoint")]
-    pub unsafe fn part(&self, row: usize, column: usize, len: usize) -> &mut [f32] {
+    #[expect(clippy::mut_from_ref, reason = "the caller makes sure that ranges are disjoint")]
+    pub unsafe fn range(&self, row: usize, column: usize, len: usize) -> &mut [f32] {
         assert!(
             column + len <= self.width && (row + 1) * self.width <= self.len,
             "row {row} does not have the columns {column}..{}",
             column + len
         );
-        // SAFETY: the part is inside the matrix, and nobody else uses it, as the caller guarantees.
+        // SAFETY: the range is inside the matrix, and no other code uses it, as the caller guarantees.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.width + column), len) }
     }
 }

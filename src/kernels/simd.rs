@@ -1,8 +1,8 @@
 //! Vectors of sixteen f32 lanes, for whichever instruction set the machine has.
 //!
-//! A kernel is written once, over [`F32x16`], and compiled once per [`CpuLevel`]: [`CpuLevel::run`] is
-//! the only place where an instruction set is chosen. Every operation has a fixed order, so that a
-//! kernel's result depends on the level, but never on the other rows, the threads or the chunking.
+//! A kernel is written once, over [`F32x16`], and compiled once per [`CpuLevel`]: only [`CpuLevel::run`] selects an
+//! instruction set. Every operation has a fixed order, so that a kernel's result depends on the level, but never on the
+//! other rows, the threads or the chunking.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -40,10 +40,10 @@ pub enum CpuLevel {
     /// AVX-512 F, BW, DQ, VL and VNNI.
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
-    /// The same, and products of BF16 matrices with AVX-512 BF16: their activations are rounded to bf16.
+    /// The same, and matmuls of BF16 matrices with AVX-512 BF16: their activations are rounded to bf16.
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16,
-    /// The same, and products by the matrix unit, AMX: of quantised matrices with many rows, of BF16 ones with any.
+    /// The same, and matmuls by the matrix unit, AMX: of quantised matrices with many rows, of BF16 ones with any.
     #[cfg(target_arch = "x86_64")]
     Amx,
     /// NEON with half precision and SDOT.
@@ -56,7 +56,7 @@ pub enum CpuLevel {
 
 /// A computation that is generic over the vector type.
 pub trait Kernel {
-    /// What it returns.
+    /// Its result.
     type Output;
     /// Does the work. Implementations are `#[inline(always)]`, so that the code is compiled for the
     /// instruction set of the function it is inlined into.
@@ -133,7 +133,7 @@ impl CpuLevel {
         }
     }
 
-    /// True if products with BF16 matrices want activations in bf16.
+    /// Whether matmuls with BF16 matrices take activations in bf16.
     #[must_use]
     pub fn has_bf16_dot(self) -> bool {
         #[cfg(target_arch = "x86_64")]
@@ -142,7 +142,7 @@ impl CpuLevel {
         false
     }
 
-    /// True if there is a unit for products of tiles.
+    /// True if there is a unit for matmuls of tiles.
     pub(super) fn has_matrix_unit(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return self == Self::Amx;
@@ -150,7 +150,7 @@ impl CpuLevel {
         false
     }
 
-    /// The unit of the calling thread for products of tiles, if this level has one. A thread has one at a time.
+    /// The unit of the calling thread for matmuls of tiles, if this level has one. A thread has one at a time.
     pub(super) fn matrix_unit(self) -> Option<MatrixUnit> {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `available` has checked that this process may use the unit.
@@ -168,7 +168,8 @@ impl CpuLevel {
         false
     }
 
-    /// Runs `kernel` compiled for this level, but for products of bytes: levels that differ in these alone share the code.
+    /// Runs `kernel` compiled for this level without byte dot products: levels that differ in these alone share the
+    /// code.
     #[inline]
     pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
         // SAFETY, of all: `detect` and `available`, the only makers of these values outside this file's
@@ -187,7 +188,7 @@ impl CpuLevel {
         }
     }
 
-    /// Runs `kernel` compiled for this level, with its products of bytes ([`Int8Dot`]).
+    /// Runs `kernel` compiled for this level, with its byte dot products ([`Int8Dot`]).
     #[inline]
     pub fn run_int8<K: Kernel>(self, kernel: K) -> K::Output {
         match self {
@@ -216,7 +217,7 @@ impl CpuLevel {
         }
     }
 
-    /// The same for products of bf16 with `num_rows` input rows, 1 to 16; its sums are zero.
+    /// The same for bf16 dot products with `num_rows` input rows, 1 to 16; its sums are zero.
     pub(super) fn bf16_unit(self, num_rows: usize) -> Option<Bf16Unit> {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `available` has checked that this process may use the unit.
@@ -366,7 +367,7 @@ pub unsafe trait F32x16: Int8Dot {
         let x = self.min(Self::splat(88.7)).max(Self::splat(-87.3));
         let n = x.mul(Self::splat(std::f32::consts::LOG2_E)).round();
         let n = n.min(Self::splat(127.0)).max(Self::splat(-126.0));
-        // ln 2 in two parts, so that the product with n is exact in the first.
+        // ln 2 as the sum of two numbers, so that n times the first is exact.
         let r = n.mul_add(Self::splat(-0.693_359_4), x);
         let r = n.mul_add(Self::splat(2.121_944_4e-4), r);
         let mut p = Self::splat(1.987_569_1e-4);
@@ -430,7 +431,7 @@ mod tests {
     #[test]
     fn small_sums_become_the_same_f32_either_way() {
         const LIMIT: i32 = (1 << 22) - 1;
-        // 32 products of the largest codes are among them.
+        // The largest codes 32 times are among them.
         let largest = 32 * 128 * 127;
         let sums = [0, 1, -1, 2, -3, 255, -256, 65_535, -65_536, largest, -largest, 1 << 21, -(1 << 21)];
         let sums: [i32; 16] = std::array::from_fn(|lane| match lane {

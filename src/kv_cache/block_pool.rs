@@ -2,7 +2,7 @@
 
 use super::{BlockHash, BlockMiss, CacheEvent, PrefixCache};
 
-/// The number of a block: its place in every layer's K and V storage.
+/// The number of a block: its index in every layer's K and V storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(pub u32);
 
@@ -163,26 +163,26 @@ impl BlockPool {
         self.num_changes
     }
 
-    /// Why [`lookup`](Self::lookup) finds nothing; `None` without a prefix cache.
+    /// The reason why [`lookup`](Self::lookup) finds nothing; `None` without a prefix cache.
     #[must_use]
     pub fn explain(&self, hash: BlockHash, parent: BlockHash, token_ids: &[u32]) -> Option<BlockMiss> {
         Some(self.cache.as_ref()?.explain(hash, parent, token_ids))
     }
 
-    /// Keeps a record of what happens to named blocks ([`PrefixCache::record_events`]). Without a prefix cache there is
-    /// nothing to record.
+    /// Starts to record the events of named blocks ([`PrefixCache::record_events`]). Without a prefix cache there are
+    /// none.
     pub fn record_events(&mut self, root: BlockHash) {
         if let Some(cache) = &mut self.cache {
             cache.record_events(root);
         }
     }
 
-    /// Takes what was recorded since the last time.
+    /// Takes the events since the last call.
     pub fn take_events(&mut self) -> Vec<CacheEvent> {
         self.cache.as_mut().map(PrefixCache::take_events).unwrap_or_default()
     }
 
-    /// Checks every invariant against the references that the caller knows of, in O(blocks).
+    /// Checks every invariant against the references of the caller, in O(blocks).
     ///
     /// # Errors
     /// A description of the first violation.

@@ -1,4 +1,4 @@
-//! What happens to named blocks, for whoever wants to know which prefixes are cached here.
+//! Events of named blocks, for subscribers that follow the prefixes cached here.
 
 use super::BlockHash;
 
@@ -15,7 +15,7 @@ pub enum Medium {
 
 /// A block got a name or lost it. Names are the low 64 bits of [`BlockHash`].
 ///
-/// Blocks of requests with a salt are never told of: whoever hears of a block sees its tokens.
+/// Blocks of requests with a salt are never reported: a subscriber sees a block's tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CacheEvent {
     /// A full block can be found from now on.
@@ -24,12 +24,12 @@ pub enum CacheEvent {
         hash: u64,
         /// The name of the block before it; none if it is the first of a prompt.
         parent: Option<u64>,
-        /// Its tokens, as many as a block has.
+        /// The tokens of the block.
         token_ids: Vec<u32>,
         /// Where.
         medium: Medium,
     },
-    /// A block is no longer there: in the cache, it was given to somebody else.
+    /// A block is no longer there: in the cache, it was given to another sequence.
     Removed {
         /// Its name.
         hash: u64,
@@ -52,7 +52,7 @@ impl CacheEvent {
     }
 }
 
-/// What has happened since somebody asked last.
+/// The events since the last call.
 #[derive(Debug)]
 pub(super) struct CacheLog {
     /// The name before the first block of a prompt without a salt.

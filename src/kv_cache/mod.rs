@@ -1,9 +1,8 @@
-//! Who owns which block of the KV cache.
+//! The ownership of the KV cache's blocks.
 //!
-//! The cache is divided into blocks of `block_size` token slots. [`BlockPool`] counts references and
-//! keeps the unused blocks in the order in which they will be reused; [`PrefixCache`] finds blocks
-//! whose content is already computed. Nothing here knows tensors, devices or time: contents live in
-//! `ops::KvCache`, under the same block numbers.
+//! The cache is divided into blocks of `block_size` token slots. [`BlockPool`] counts references and keeps the unused
+//! blocks in the order of their reuse; [`PrefixCache`] finds blocks whose content is already computed. This module does
+//! not depend on tensors, devices or time: `ops::KvCache` has the contents, under the same block numbers.
 //!
 //! Invariant: a block is in use (reference count above 0) or in the free list, never both. A free block
 //! keeps its published content until it is allocated again.

@@ -1,12 +1,12 @@
 //! Finds full blocks by their content.
 //!
-//! A block's name is a 128-bit hash over its tokens and the name of the block before it, so it stands
-//! for the whole prefix. The hash is keyed per process and by an optional salt; and because a hash can
-//! collide, a hit also compares the token ids and the parent's name. So another prompt's cache is never
-//! served, not even to somebody who can compute hashes.
+//! A block's name is a 128-bit hash over its tokens and the name of the block before it, so it identifies the whole
+//! prefix. The hash is keyed per process and by an optional salt; and because a hash can collide, a hit also compares
+//! the token ids and the parent's name. So another prompt's cache is never served, not even to a client that can
+//! compute hashes.
 //!
-//! For the explanation of a miss, blocks with the same parent are linked to each other, and the names of as
-//! many evicted blocks as there are blocks are remembered.
+//! To explain misses, blocks with the same parent are linked to each other, and the names of evicted blocks are
+//! remembered, as many as there are blocks.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -17,7 +17,7 @@ use super::log::{CacheEvent, CacheLog};
 
 /// The name of a full block together with everything before it.
 ///
-/// The highest bit says whether a salt is behind it.
+/// The highest bit is set for names with a salt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BlockHash(u128);
 
@@ -28,7 +28,7 @@ impl BlockHash {
         Self(if is_private { hash | Self::PRIVATE } else { hash & !Self::PRIVATE })
     }
 
-    /// Whether a salt is behind the prefix.
+    /// Whether the prefix has a salt.
     #[must_use]
     pub fn is_private(self) -> bool {
         self.0 & Self::PRIVATE != 0
@@ -53,7 +53,7 @@ impl BlockHasher {
         Self { key }
     }
 
-    /// The name of the empty prefix for this salt: requests with different salts share nothing.
+    /// The name of the empty prefix for this salt: requests with different salts have no blocks in common.
     #[must_use]
     pub fn root(&self, cache_salt: Option<&str>) -> BlockHash {
         match cache_salt {
@@ -64,8 +64,8 @@ impl BlockHasher {
         }
     }
 
-    /// The name of a block with these tokens after `parent`, of which the first `num_grouped` are computed in groups of a
-    /// prompt: what is computed otherwise has other last bits, and another name.
+    /// The name of a block with these tokens after `parent`, the first `num_grouped` of which are computed in groups of
+    /// a prompt: blocks computed differently have other last bits, and so another name.
     #[must_use]
     pub fn child(&self, parent: BlockHash, token_ids: &[u32], num_grouped: usize) -> BlockHash {
         let tokens = xxh3_128_with_seed(bytemuck::cast_slice(token_ids), self.key);
@@ -85,7 +85,7 @@ const MAX_COMPARED: usize = 64;
 pub enum BlockMiss {
     /// It was, and its memory was needed for another one.
     Evicted,
-    /// Others with the same parent are there. The one that agrees longest has another token after so many.
+    /// There are others with the same parent. The one with the longest match differs after this many tokens.
     Differs {
         /// Tokens of the block that agree.
         num_equal: usize,
@@ -96,8 +96,8 @@ pub enum BlockMiss {
     },
     /// The same tokens are there, but of some of them it differs whether they are of a prompt's whole groups or not, and so
     /// how they were computed.
-    OtherForm,
-    /// Nothing with this parent is there.
+    OtherGrouping,
+    /// There is no block with this parent.
     Unseen,
 }
 
@@ -115,7 +115,7 @@ pub struct PrefixCache {
     /// For each published block the next younger and the next older one with the same parent.
     siblings: Vec<(Option<BlockId>, Option<BlockId>)>,
     evicted: Evicted,
-    /// Present if somebody wants to know.
+    /// Present if there is a subscriber.
     log: Option<CacheLog>,
 }
 
@@ -163,7 +163,7 @@ impl PrefixCache {
         self.log = Some(CacheLog::new(root));
     }
 
-    /// Takes what was recorded since the last time, in the order in which it happened.
+    /// Takes the events since the last call, in order.
     pub fn take_events(&mut self) -> Vec<CacheEvent> {
         self.log.as_mut().map(CacheLog::take).unwrap_or_default()
     }
@@ -232,7 +232,7 @@ impl PrefixCache {
         let children =
             std::iter::successors(first, |child| self.siblings[child.index()].1).take(MAX_COMPARED);
         if children.clone().any(|child| self.tokens(child) == token_ids) {
-            return BlockMiss::OtherForm;
+            return BlockMiss::OtherGrouping;
         }
         let compared = children.filter_map(|child| {
             let cached = self.tokens(child);
@@ -268,7 +268,7 @@ impl PrefixCache {
         self.blocks.len()
     }
 
-    /// Whether nothing is published.
+    /// Whether no block is published.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()

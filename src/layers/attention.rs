@@ -10,8 +10,8 @@ use crate::ops::{
     rope_attention,
 };
 
-/// The attention half of a decoder layer, with the norm before and the residual after it: four dispatches, or
-/// three where attention rotates, one more with a norm of what is added, and two with norms of all queries and keys.
+/// The attention half of a decoder layer, with the norm before and the residual after it: four dispatches, or three
+/// where attention rotates, one more with a norm of its output, and two more with norms of all queries and keys.
 #[derive(Debug)]
 pub struct Attention {
     spec: AttentionSpec,
@@ -35,7 +35,7 @@ pub trait SelfAttention: fmt::Debug + Send + Sized {
     /// If one is missing or has another shape than `config` says, or the model has another kind of attention.
     fn load(loader: &Loader<'_>, config: &ModelConfig, prefix: &str, layer: usize) -> Result<Self>;
 
-    /// `hidden += W_o · attention(norm(hidden))`; what is to be attended to later goes to the cache.
+    /// `hidden += W_o · attention(norm(hidden))`; writes keys and values to the cache.
     ///
     /// # Errors
     /// If the batch does not fit the cache or the activations.
@@ -104,7 +104,7 @@ impl SelfAttention for Attention {
             norm_part(context, num_tokens, &mut act.qkv, q.weight.len(), k)?;
         }
         let head_norms = self.head_norms.as_ref().map(|(q, k)| HeadNorms { q, k });
-        // What is gathered is not for a product yet.
+        // Gathered rows are not packed for a matmul.
         let next = (!only_outputs).then_some(&self.output.linear);
         rope_attention(
             context,

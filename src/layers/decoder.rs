@@ -1,4 +1,4 @@
-//! What passes between the layers of a step.
+//! Buffers that pass between the layers of a step.
 
 use crate::Result;
 use crate::config::{Activation, ModelConfig};
@@ -10,8 +10,8 @@ use crate::ops::{AttentionLimits, AttentionScratch, Buffer, Context, LinearScrat
 pub struct Activations {
     /// The residual stream, `[tokens, hidden]`.
     pub hidden: Buffer,
-    /// Query, key and value heads, `[tokens, (heads + 2 · kv heads) · head_dim]`; of no width with latent attention,
-    /// which has memory of its own.
+    /// Query, key and value heads, `[tokens, (heads + 2 · kv heads) · head_dim]`; of width 0 with latent attention,
+    /// which has its own memory.
     pub qkv: Buffer,
     /// That memory.
     pub latent: Option<LatentActivations>,
@@ -19,15 +19,15 @@ pub struct Activations {
     pub attention: Buffer,
     /// The inside of the feed-forward network, `[tokens, intermediate]`.
     pub intermediate: Buffer,
-    /// Both halves of that, `[tokens, 2 · intermediate]`, of no width if products fuse them.
+    /// Both halves of that, `[tokens, 2 · intermediate]`, of no width if matmuls fuse them.
     pub halves: Buffer,
-    /// What a half of a layer adds, `[tokens, hidden]`, of no width if it is not normalised.
+    /// The output of a half of a layer, `[tokens, hidden]`; of width 0 if it is not normalised.
     pub branch: Buffer,
     /// Memory of layers with experts.
     pub experts: Option<ExpertActivations>,
     /// `[sequences, vocabulary]`.
     pub logits: Buffer,
-    /// Memory of products with weights.
+    /// Memory of matmuls with weights.
     pub linear_scratch: LinearScratch,
     /// Memory of attention.
     pub attention_scratch: AttentionScratch,
@@ -76,7 +76,7 @@ impl Activations {
     }
 }
 
-/// What a layer reads besides its weights and activations.
+/// A layer's inputs in addition to its weights and activations.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerInput<'a> {
     /// The device.
@@ -87,7 +87,7 @@ pub struct LayerInput<'a> {
     pub ropes: &'a RopeTables,
     /// The index of the layer, which is also its index in the cache.
     pub layer: usize,
-    /// Whether only the step's outputs are wanted. Behind attention, their rows are then the first ones and the
+    /// Whether only the step's outputs are needed. After attention, their rows are then the first ones and the
     /// others are not computed any more.
     pub only_outputs: bool,
 }
@@ -99,7 +99,7 @@ impl LayerInput<'_> {
         self.step.num_tokens()
     }
 
-    /// Tokens whose results are wanted.
+    /// Tokens whose results are needed.
     #[must_use]
     pub fn num_outputs(&self) -> usize {
         if self.only_outputs { self.step.outputs.len() } else { self.num_tokens() }

@@ -27,7 +27,7 @@ impl FeedForward {
         }
     }
 
-    /// Adds what the layer makes of `hidden` to it.
+    /// Adds the layer's output for `hidden` to it.
     ///
     /// # Errors
     /// If the batch does not fit the activations.

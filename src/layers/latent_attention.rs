@@ -1,9 +1,9 @@
-//! Multi-head latent attention: the cache has one row for each token, whatever the number of heads.
+//! Multi-head latent attention: the cache has one row for each token, for any number of heads.
 //!
 //! Keys and values are projections of that row, `K[h] = W_k[h]·c` and `V[h] = W_v[h]·c`. For generated tokens they are
 //! not computed: `q·(W_k·c) = (W_kᵀ·q)·c`, so queries go through the projection of keys, attention is over the rows
-//! themselves, and its results go through the projection of values (the *absorbed* form). Where many tokens attend to
-//! them, those of a prompt's whole groups, keys and values are made once for all (the *expanded* form).
+//! themselves, and its results go through the projection of values (*absorbed*). Where many tokens attend to
+//! them, those of a prompt's whole groups, keys and values are made once for all (*expanded*).
 
 use crate::config::{LatentAttentionConfig, ModelConfig};
 use crate::layers::{Activations, LayerInput, Loader, SelfAttention};
@@ -41,14 +41,14 @@ enum Queries {
     LowRank { down: Linear, norm: RmsNorm, up: Linear },
 }
 
-/// What passes between the ops of latent attention, allocated once.
+/// Buffers that pass between the ops of latent attention, allocated once.
 #[derive(Debug)]
 pub struct LatentActivations {
-    /// What is projected first, with the latent row behind: the queries, or their low rank.
+    /// The results of the first projections: the queries, or their low rank, followed by the latent row.
     first: Buffer,
     /// The queries if they come out of a low rank, `[tokens, heads · query_dim]`.
     queries: Option<Buffer>,
-    /// Queries as attention wants them, `[tokens, heads · (rank + rotated)]`.
+    /// Queries in attention's layout, `[tokens, heads · (rank + rotated)]`.
     absorbed: Buffer,
     /// Results before their projection, `[tokens, heads · rank]`.
     results: Buffer,
@@ -166,7 +166,7 @@ impl SelfAttention for LatentAttention {
             absorbed,
         )?;
         let (keys, values, out) = (&self.keys, &self.values, &mut act.attention);
-        // A long piece of a prompt needs none of these products.
+        // A long chunk of a prompt needs none of these matmuls.
         let tokens = step.attention.absorbed_tokens();
         if !tokens.is_empty() {
             heads_linear(context, scratch, tokens.clone(), queries, keys, absorbed, self.row_dim)?;

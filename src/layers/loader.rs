@@ -23,11 +23,10 @@ pub struct LoadProgress {
     pub total_bytes: u64,
 }
 
-/// Bytes of the file that are converted together: many times as many as a thread takes at once, and few beside what a
-/// model takes.
+/// Bytes of the file that are converted together: many times a thread's chunk, and few compared with a model.
 const GROUP_BYTES: usize = 64 << 20;
 
-/// Loads the tensors of one model and remembers which, so that [`Loader::finish`] can tell if the model
+/// Loads the tensors of one model and remembers which, so that [`Loader::finish`] can report if the model
 /// has left any out.
 pub struct Loader<'a> {
     checkpoint: &'a Checkpoint,
@@ -115,8 +114,8 @@ impl<'a> Loader<'a> {
         self.repack(&self.take(name)?.expect_shape(&[rows, cols])?)
     }
 
-    /// The same in single precision, whatever the file has and whatever matrices are converted to: for a router, whose
-    /// choice is another one if its products are rounded.
+    /// The same in single precision, for every type of the file and of conversion: for a router, whose choice changes
+    /// if its matmuls round their inputs.
     ///
     /// # Errors
     /// As [`Self::matrix`].
@@ -129,7 +128,7 @@ impl<'a> Loader<'a> {
         Ok(matrix)
     }
 
-    /// Converts a matrix, if that is asked for, and repacks it for the device.
+    /// Converts a matrix, if requested, and repacks it for the device.
     fn repack(&self, tensor: &RawTensor<'_>) -> Result<Matrix> {
         let matrix = self.repack_all(std::slice::from_ref(tensor), None)?.pop();
         matrix.ok_or_else(|| Error::internal("a matrix is not there after it was repacked"))
@@ -165,14 +164,14 @@ impl<'a> Loader<'a> {
             let converted = quantizer.quantize(group, &|num_bytes| progress.advance(num_bytes))?;
             group.iter().for_each(RawTensor::release);
             for tensor in converted {
-                matrices.push(self.place(&tensor.as_raw(), file)?);
+                matrices.push(self.upload(&tensor.as_raw(), file)?);
             }
             rest = others;
         }
         Ok(matrices)
     }
 
-    /// The same of one that was made of so many bytes of the file.
+    /// The same for a matrix that was made of this many bytes of the file.
     fn repack_made(&self, tensor: &RawTensor<'_>, num_bytes: usize) -> Result<Matrix> {
         if self.context.is_dry_run() {
             return self.without_weights(tensor);
@@ -189,20 +188,20 @@ impl<'a> Loader<'a> {
         self.quantizer.as_ref().filter(|quantizer| quantizer.applies_to(tensor))
     }
 
-    /// Repacks a matrix that was made of so many bytes of the file and is of the type that it is to have.
+    /// Repacks a matrix that was made of this many bytes of the file and already has its final type.
     fn copy(
         &self,
         tensor: &RawTensor<'_>,
         num_bytes: usize,
         file: Option<&Arc<MatrixFile>>,
     ) -> Result<Matrix> {
-        let matrix = self.place(tensor, file)?;
+        let matrix = self.upload(tensor, file)?;
         self.progress.advance(num_bytes);
         tensor.release();
         Ok(matrix)
     }
 
-    fn place(&self, tensor: &RawTensor<'_>, file: Option<&Arc<MatrixFile>>) -> Result<Matrix> {
+    fn upload(&self, tensor: &RawTensor<'_>, file: Option<&Arc<MatrixFile>>) -> Result<Matrix> {
         match file {
             Some(file) => Matrix::add_to_file(self.context, file, tensor),
             None => Matrix::new(self.context, tensor),
@@ -217,7 +216,7 @@ impl<'a> Loader<'a> {
     /// The type that a matrix is to have, its rows and its columns.
     fn planned(&self, tensor: &RawTensor<'_>) -> Result<(DType, usize, usize)> {
         let &[rows, cols] = tensor.shape else {
-            return Err(Error::internal(format!("tensor {:?} is no matrix", tensor.name)));
+            return Err(Error::internal(format!("tensor {:?} is not a matrix", tensor.name)));
         };
         let dtype = match self.quantizer_for(tensor) {
             Some(quantizer) => quantizer.loaded_dtype_of(tensor),
@@ -226,7 +225,7 @@ impl<'a> Loader<'a> {
         Ok((dtype, rows, cols))
     }
 
-    /// What the matrix `name` will be stored as.
+    /// The type in which the matrix `name` will be stored.
     ///
     /// # Errors
     /// If it is missing.
@@ -236,47 +235,47 @@ impl<'a> Loader<'a> {
         Ok(quantizer.map_or(tensor.dtype, |quantizer| quantizer.loaded_dtype_of(&tensor)))
     }
 
-    /// The matrix `{name}.weight` of the shape `[num · rows, cols]`, in pieces of `rows` rows.
+    /// The matrix `{name}.weight` of the shape `[num · rows, cols]`, in chunks of `rows` rows.
     ///
     /// # Errors
     /// As [`Self::matrix`].
     pub fn matrix_by_rows(&self, name: &str, num: usize, rows: usize, cols: usize) -> Result<Vec<Matrix>> {
         let all = self.take(&format!("{name}.weight"))?.expect_shape(&[num * rows, cols])?;
         let shape = [rows, cols];
-        let pieces = (0..num).map(|index| all.rows(index * rows, &shape)).collect::<Result<Vec<_>>>()?;
-        self.repack_all(&pieces, None)
+        let slices = (0..num).map(|index| all.rows(index * rows, &shape)).collect::<Result<Vec<_>>>()?;
+        self.repack_all(&slices, None)
     }
 
-    /// The matrix `{name}.weight` of the shape `[rows, num · cols]`, in pieces of `cols` columns, which are whole blocks.
+    /// The matrix `{name}.weight` of the shape `[rows, num · cols]`, in chunks of `cols` columns, which are whole blocks.
     ///
     /// # Errors
     /// As [`Self::matrix`].
     pub fn matrix_by_columns(&self, name: &str, num: usize, rows: usize, cols: usize) -> Result<Vec<Matrix>> {
         let all = self.take(&format!("{name}.weight"))?.expect_shape(&[rows, num * cols])?;
         let bytes_of = |index: usize| all.num_bytes() * (index + 1) / num - all.num_bytes() * index / num;
-        let piece = |index: usize| {
-            let piece = all.columns(index * cols, cols)?;
-            self.repack_made(&piece.as_raw(), bytes_of(index))
+        let slice = |index: usize| {
+            let slice = all.columns(index * cols, cols)?;
+            self.repack_made(&slice.as_raw(), bytes_of(index))
         };
-        let pieces = match self.quantizer_for(&all).filter(|_| all.is_packed()) {
+        let slices = match self.quantizer_for(&all).filter(|_| all.is_packed()) {
             Some(_) if self.context.is_dry_run() => {
                 let dtype = self.planned(&all)?.0;
                 (0..num).map(|_| Matrix::without_weights(self.context, dtype, rows, cols)).collect()
             }
-            // What lies in no columns is converted as a whole.
+            // Tensors without columns are converted as a whole.
             Some(quantizer) => {
                 let progress = &self.progress;
                 let converted = quantizer
                     .quantize(std::slice::from_ref(&all), &|num_bytes| progress.advance(num_bytes))?;
                 let all =
                     converted.first().ok_or_else(|| Error::internal("a tensor is not there converted"))?;
-                let piece = |index| self.place(&all.as_raw().columns(index * cols, cols)?.as_raw(), None);
-                (0..num).map(piece).collect()
+                let slice = |index| self.upload(&all.as_raw().columns(index * cols, cols)?.as_raw(), None);
+                (0..num).map(slice).collect()
             }
-            None => (0..num).map(piece).collect(),
+            None => (0..num).map(slice).collect(),
         };
         all.release();
-        pieces
+        slices
     }
 
     /// The projection `{name}.weight` of two inputs side by side, `[outputs, 2 · inputs]`, as one of each.
@@ -320,7 +319,7 @@ impl<'a> Loader<'a> {
             let own = heads_of(&all_keys)?;
             if wants_transposed {
                 for head in &own {
-                    // Beside what the file's type has lost, the rounding to eight bits is small.
+                    // Compared with the loss of the file's type, the rounding to eight bits is small.
                     transposed.push(self.repack_made(&head.transposed(DType::Q8_0)?.as_raw(), 0)?);
                 }
             }
@@ -331,9 +330,9 @@ impl<'a> Loader<'a> {
             let both = self.take(&name)?.expect_shape(&[num_heads * head_dim, rank])?;
             for head in 0..num_heads {
                 let own = both.rows(head * head_dim, &key_shape)?;
-                // What the one counts of the file, the other does not count again.
+                // Bytes of the file are counted once, not for both.
                 let num_bytes = if wants_transposed { 0 } else { own.num_bytes() };
-                // What somebody has chosen a type for is not rounded before it has that type.
+                // A tensor with a chosen type is not rounded before it has that type.
                 let is_chosen = self.quantizer_for(&own).is_some_and(Quantizer::is_chosen);
                 let turned = if own.is_packed() && is_chosen { DType::F32 } else { DType::F16 };
                 keys.push(self.repack_made(&own.transposed(turned)?.as_raw(), num_bytes)?);
@@ -358,7 +357,7 @@ impl<'a> Loader<'a> {
         Ok(Linear { weight, bias: self.bias(name, outputs, has_bias)? })
     }
 
-    /// The projections `{prefix}.{name}` of so many values each, with biases if `has_bias`. Some checkpoints have all their
+    /// The projections `{prefix}.{name}` of this many values each, with biases if `has_bias`. Some checkpoints have all their
     /// weights in one tensor `{prefix}.{together}.weight`, whose rows are theirs in this order.
     ///
     /// # Errors
@@ -393,7 +392,7 @@ impl<'a> Loader<'a> {
         linears.try_into().map_err(|_| Error::internal("a projection is not there after it was loaded"))
     }
 
-    /// The biases `{name}.bias` of so many values, if there are any.
+    /// The biases `{name}.bias` of this many values, if there are any.
     ///
     /// # Errors
     /// As [`Self::vector`].
@@ -420,18 +419,18 @@ impl<'a> Loader<'a> {
         Ok(RmsNorm { weight: Vector::new(self.context, weight)?, eps })
     }
 
-    /// The norms `{prefix}.{…}` of a layer with four: behind attention, before its feed-forward network and behind it.
-    /// Hugging Face folders may call the first one what others call the second one, and GGUF files of models that have only
-    /// the second one may call it as the first one.
+    /// The norms `{prefix}.{…}` of a layer with four: after attention, before its feed-forward network and after it.
+    /// Hugging Face folders may name the first one like others name the second one, and GGUF files of models that have
+    /// only the second one may name it like the first one.
     pub fn norm_names(&self, prefix: &str) -> [&'static str; 3] {
         let has = |norm: &str| self.checkpoint.contains(&format!("{prefix}.{norm}.weight"));
-        let (behind_attention, behind_network) = ("post_attention_norm", "post_ffw_norm");
-        // With norms behind only, a folder has the name of another one for the first of them.
+        let (after_attention, after_network) = ("post_attention_norm", "post_ffw_norm");
+        // With norms after only, a folder has the name of another one for the first of them.
         if has("pre_ffw_norm") || (!has("attn_norm") && has("ffn_norm")) {
-            return ["ffn_norm", "pre_ffw_norm", behind_network];
+            return ["ffn_norm", "pre_ffw_norm", after_network];
         }
-        let is_only = has(behind_attention) && !has("ffn_norm") && !has(behind_network);
-        [behind_attention, if is_only { behind_attention } else { "ffn_norm" }, behind_network]
+        let is_only = has(after_attention) && !has("ffn_norm") && !has(after_network);
+        [after_attention, if is_only { after_attention } else { "ffn_norm" }, after_network]
     }
 
     /// The vector `name` of `len` values.
@@ -449,7 +448,7 @@ impl<'a> Loader<'a> {
         tensor.to_f32()
     }
 
-    /// Marks a tensor as known, for one that a checkpoint may have without need.
+    /// Marks a tensor as known: a checkpoint may have it, but need not.
     pub fn ignore(&self, name: &str) {
         self.used.borrow_mut().insert(name.to_owned());
     }

@@ -5,8 +5,8 @@ use crate::config::{Activation, ModelConfig};
 use crate::layers::{Activations, LayerInput, Loader, Output};
 use crate::ops::{Linear, RmsNorm, gated, norm_linear, norm_swiglu, norm_swiglu_biased};
 
-/// The feed-forward half of a decoder layer, with the norm before and the residual after it: two dispatches, one more if no
-/// product has the activation in it, and one more with a norm of what is added.
+/// The feed-forward half of a decoder layer, with the norm before and the residual after it: two dispatches, one more
+/// if no GEMM fuses the activation, and one more with a norm of its output.
 #[derive(Debug)]
 pub struct Mlp {
     activation: Activation,
@@ -39,7 +39,7 @@ impl Mlp {
         })
     }
 
-    /// `hidden += W_down · (activation(W_gate · norm(hidden)) · (W_up · norm(hidden)))`, each product with its bias if it
+    /// `hidden += W_down · (activation(W_gate · norm(hidden)) · (W_up · norm(hidden)))`, each projection with its bias if it
     /// has one, and the norm of that if the model has norms there.
     ///
     /// # Errors

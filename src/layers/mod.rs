@@ -1,6 +1,6 @@
-//! The parts that models are made of: each loads its weights and runs as a few ops.
+//! The layers of models: each loads its weights and runs as a few ops.
 //!
-//! A layer knows its own tensors and nothing of the model around it, of sequences or of requests.
+//! A layer uses its own tensors only; it does not depend on the model around it, on sequences or on requests.
 
 mod attention;
 mod decoder;

@@ -22,7 +22,7 @@ pub struct Moe {
     shared: Option<Shared>,
 }
 
-/// What every token goes through, if it is not among the experts.
+/// The shared experts, if they are not among the experts.
 #[derive(Debug)]
 struct Shared {
     gate: Matrix,
@@ -30,15 +30,15 @@ struct Shared {
     down: Linear,
 }
 
-/// What passes between the ops of a layer with experts, allocated once.
+/// Buffers that pass between the ops of a layer with experts, allocated once.
 #[derive(Debug)]
 pub struct ExpertActivations {
     routing: Routing,
-    /// The inside of experts, `[places, intermediate]`.
+    /// The activations of experts, `[slots, intermediate]`.
     intermediate: Buffer,
-    /// Results of experts before they are added up, `[places, hidden]`.
-    products: Buffer,
-    /// The inside of what every token goes through, `[tokens, intermediate]`.
+    /// Results of experts before they are reduced, `[slots, hidden]`.
+    expert_outputs: Buffer,
+    /// The intermediate values of the shared experts, `[tokens, intermediate]`.
     shared: Option<Buffer>,
 }
 
@@ -55,13 +55,13 @@ impl ExpertActivations {
         scratch: &mut LinearScratch,
     ) -> Result<Self> {
         let max_rows = limits.max_num_tokens;
-        let max_places = Routing::max_places(experts, max_rows);
-        scratch.reserve_groups(context, 0, max_places, config.hidden_size.max(experts.intermediate_size))?;
+        let max_slots = Routing::max_slots(experts, max_rows);
+        scratch.reserve_groups(context, 0, max_slots, config.hidden_size.max(experts.intermediate_size))?;
         let shared = |width: usize| Buffer::new(context, max_rows, width);
         Ok(Self {
             routing: Routing::new(context, experts, max_rows)?,
-            intermediate: Buffer::new(context, max_places, experts.intermediate_size)?,
-            products: Buffer::new(context, max_places, config.hidden_size)?,
+            intermediate: Buffer::new(context, max_slots, experts.intermediate_size)?,
+            expert_outputs: Buffer::new(context, max_slots, config.hidden_size)?,
             shared: experts.shared_intermediate_size.map(shared).transpose()?,
         })
     }
@@ -134,8 +134,8 @@ impl Moe {
         })
     }
 
-    /// `hidden += Σ weight · W_down · activation(W_gate · x, W_up · x)` over the chosen experts, each product with its
-    /// bias if it has one, and the same of what every token goes through, with `x = norm(hidden)`.
+    /// `hidden += Σ weight · W_down · activation(W_gate · x, W_up · x)` over the chosen experts, each projection with
+    /// its bias if it has one, and the same for the shared experts, with `x = norm(hidden)`.
     ///
     /// # Errors
     /// If the batch does not fit the activations.
@@ -144,16 +144,16 @@ impl Moe {
         let Self { norm, router, activation, gate, up, down, .. } = self;
         let (hidden, scratch) = (&mut act.hidden, &mut act.linear_scratch);
         let own = act.experts.as_mut().ok_or_else(|| Error::internal("no memory for experts"))?;
-        let ExpertActivations { routing, intermediate, products, shared } = own;
+        let ExpertActivations { routing, intermediate, expert_outputs, shared } = own;
         route(context, scratch, num_rows, hidden, norm, router, routing)?;
         fetch_experts(context, routing, gate, up, down)?;
         experts_gated(context, scratch, routing, hidden, norm, gate, up, *activation, intermediate)?;
         let Some((weights, inside)) = self.shared.as_ref().zip(shared.as_mut()) else {
-            return experts_residual(context, scratch, routing, intermediate, down, products, hidden);
+            return experts_residual(context, scratch, routing, intermediate, down, expert_outputs, hidden);
         };
-        // Before anything is added to what they read.
+        // Before their input is modified.
         norm_swiglu(context, scratch, num_rows, hidden, norm, &weights.gate, &weights.up, None, inside)?;
-        experts_residual(context, scratch, routing, intermediate, down, products, hidden)?;
+        experts_residual(context, scratch, routing, intermediate, down, expert_outputs, hidden)?;
         linear_residual(context, scratch, num_rows, inside, &weights.down, hidden)
     }
 }
@@ -166,7 +166,7 @@ mod tests {
     use crate::ops::cpu::simd::CpuLevel;
     use crate::weights::{Checkpoint, DType};
 
-    /// Whatever the weights are stored as: a rounded product would choose other experts.
+    /// For every type of the weights: a matmul with rounded inputs would choose other experts.
     #[test]
     fn routers_are_in_single_precision() {
         let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny/qwen3_moe");

@@ -1,21 +1,21 @@
-//! The last product of a half of a layer.
+//! The output projection of a half of a layer.
 
 use crate::Result;
 use crate::config::ModelConfig;
 use crate::layers::Loader;
 use crate::ops::{Buffer, Context, Linear, LinearScratch, RmsNorm, linear, linear_residual, norm_residual};
 
-/// The last product of a half of a layer, whose results are added to the residual stream, through a norm if the model has
-/// one there.
+/// The output projection of a half of a layer, whose results are added to the residual stream, through a norm if the
+/// model has one there.
 #[derive(Debug)]
 pub struct Output {
-    /// The product.
+    /// The projection.
     pub linear: Linear,
     norm: Option<RmsNorm>,
 }
 
 impl Output {
-    /// The product `linear` with the norm of that name behind it, if the model has such norms.
+    /// The projection `linear` with the norm of that name after it, if the model has such norms.
     ///
     /// # Errors
     /// If the norm is missing or has another length.
@@ -24,7 +24,7 @@ impl Output {
         Ok(Self { linear, norm: config.architecture.post_norms.then(norm).transpose()? })
     }
 
-    /// `hidden += norm(W·x + b)`, in one dispatch without a norm and in two with one, between which the product is in
+    /// `hidden += norm(W·x + b)`, in one dispatch without a norm and in two with one, between which the result is in
     /// `branch`.
     ///
     /// # Errors

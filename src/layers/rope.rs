@@ -24,7 +24,7 @@ impl RopeTables {
     pub fn new(loader: &Loader<'_>, config: &ModelConfig, max_positions: usize) -> Result<Self> {
         let local = config.local_rope.as_ref().map(|rope| rope_table(loader, rope, max_positions));
         let has_none = config.layer_attention.iter().any(|layer| layer.rotation == Rotation::None);
-        // Of no pairs nothing is rotated.
+        // Without pairs nothing is rotated.
         let none = has_none
             .then(|| RopeTable::new(loader.context(), RopeStyle::HalfSplit, Vec::new(), 1.0, max_positions));
         Ok(Self {
@@ -34,7 +34,7 @@ impl RopeTables {
         })
     }
 
-    /// Computes what is missing of the positions below `num_positions`.
+    /// Computes the missing positions below `num_positions`.
     ///
     /// # Errors
     /// If there are more than the tables are made for.
@@ -83,7 +83,7 @@ fn rope_table(loader: &Loader<'_>, config: &RopeConfig, max_positions: usize) ->
         }
         _ => None,
     };
-    let factor = match *config.scaling.behind_divisors() {
+    let factor = match *config.scaling.without_divisors() {
         RopeScaling::Yarn { attention_factor, .. } | RopeScaling::Long { attention_factor, .. } => {
             attention_factor as f32
         }
@@ -98,7 +98,7 @@ fn rope_table(loader: &Loader<'_>, config: &RopeConfig, max_positions: usize) ->
 fn frequencies(config: &RopeConfig, divisors: Option<&[f32]>) -> Vec<f32> {
     let dim = config.dim as f64;
     let base = |pair: usize| config.theta.powf(-2.0 * pair as f64 / dim);
-    let scaled = |pair: usize| match *config.scaling.behind_divisors() {
+    let scaled = |pair: usize| match *config.scaling.without_divisors() {
         RopeScaling::None | RopeScaling::FreqFactors(_) | RopeScaling::Long { .. } => base(pair),
         RopeScaling::Linear { factor } => base(pair) / factor,
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {

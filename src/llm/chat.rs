@@ -1,4 +1,4 @@
-//! The short way: open a model by its name, say something, read the answer.
+//! The simple interface: open a model by its name, send a message, read the answer.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::{Error, ErrorKind, Result};
 
 impl Llm {
     /// Opens a model as the command line does without further flags: an alias such as `tinyllama`, `org/name`,
-    /// `org/name:TYPE`, a path, or `demo`, the small one that is part of the crate. What is not in the Hugging Face cache is
-    /// downloaded first. [`Self::load`] takes options and tells progress.
+    /// `org/name:TYPE`, a path, or `demo`, the small one in the crate. Files that are not in the Hugging Face cache are
+    /// downloaded first. [`Self::load`] takes options and reports progress.
     ///
     /// # Errors
     /// As [`ModelSource::parse`], [`resolve`] and [`Self::load`].
@@ -27,15 +27,15 @@ impl Llm {
         Self::load(&files, &LlmOptions::default(), &super::NoProgress)
     }
 
-    /// Answers a conversation. Where `params` say nothing of it, [`Self::sampling_params`] has what the model's files say.
+    /// Answers a conversation. [`Self::sampling_params`] has the defaults from the model's files.
     ///
     /// # Errors
-    /// As [`Self::encode_chat`] and [`Self::submit`]; [`ErrorKind::InvalidRequest`] if `params` ask for several answers.
+    /// As [`Self::encode_chat`] and [`Self::submit`]; [`ErrorKind::InvalidRequest`] if `params` request several answers.
     pub fn chat(&self, messages: &[Message], params: SamplingParams) -> Result<ChatStream> {
         self.chat_with(messages, &ChatOptions::default(), params)
     }
 
-    /// The same, with tools or other variables of the template. Calls of tools are taken apart if the template can describe
+    /// The same, with tools or other variables of the template. Calls of tools are parsed if the template can describe
     /// tools; otherwise they are content.
     ///
     /// # Errors
@@ -60,14 +60,14 @@ impl Llm {
         Ok(ChatStream { text, parser, ready: VecDeque::new(), end: None })
     }
 
-    /// What the model's files recommend, or else the defaults of [`SamplingParams`].
+    /// The recommended values of the model's files, or else the defaults of [`SamplingParams`].
     #[must_use]
     pub fn sampling_params(&self) -> SamplingParams {
         self.sampling_defaults().apply(SamplingParams::default())
     }
 }
 
-/// An answer as it is generated: an iterator that waits, or a stream for a task. Dropping it gives the request up.
+/// An answer while it is generated: an iterator that blocks, or an async stream. Dropping it aborts the request.
 #[derive(Debug)]
 pub struct ChatStream {
     text: TextStream,
@@ -77,7 +77,7 @@ pub struct ChatStream {
 }
 
 impl ChatStream {
-    /// Waits for the end; what the model said, without its reasoning.
+    /// Waits for the end. Returns the model's answer, without its reasoning.
     ///
     /// # Errors
     /// If the computation failed.
@@ -102,7 +102,7 @@ impl ChatStream {
         self.end
     }
 
-    /// A way to give up the answer while another thread waits for it.
+    /// A handle to abort the answer while another thread waits for it.
     #[must_use]
     pub fn abort_handle(&self) -> AbortHandle {
         self.text.abort_handle()

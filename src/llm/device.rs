@@ -1,4 +1,4 @@
-//! Which device computes, and with which kernels: asked for, or chosen. Never a silent fallback.
+//! Which device computes, and with which kernels: requested, or chosen. Never a silent fallback.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::ops::reference::ReferenceBackend;
 use crate::weights::FileType;
 use crate::{Error, ErrorKind, Result};
 
-/// The device that was asked for.
+/// The requested device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DeviceChoice {
     /// The best device that this build and this machine have.
@@ -58,12 +58,12 @@ pub enum KernelChoice {
     /// This program's own kernels.
     #[default]
     Fused,
-    /// Every op as it is defined, in candle's tensors: slow, and the way out where a kernel fails on a machine.
+    /// Every op by its definition, in candle's tensors: slow, and a fallback if a kernel fails on a machine.
     Reference,
 }
 
 impl KernelChoice {
-    /// Every choice, as it is spelled in flags.
+    /// Every choice, as spelled in flags.
     pub const NAMES: [&str; 2] = ["fused", "reference"];
 }
 
@@ -86,7 +86,7 @@ const MAX_CACHED_BYTES: u64 = 32 << 20;
 /// A device that was found and opened.
 #[derive(Debug)]
 pub enum OpenedDevice {
-    /// The processor; with what is the matter with this machine's GPU, if nobody asked for the processor and there is one.
+    /// The processor; with the problem of this machine's GPU, if the processor was not requested and there is a GPU.
     Cpu(Option<Error>),
     /// A GPU.
     Gpu(Arc<dyn Gpu>),
@@ -103,12 +103,12 @@ impl OpenedDevice {
         }
     }
 
-    /// What a step costs beside its tokens, in generated tokens, for a model with this many bytes of weights.
+    /// The fixed cost of a step, in generated tokens, for a model with this many bytes of weights.
     pub(super) fn step_cost(&self, weight_bytes: u64) -> usize {
         match self {
-            // So large that rows of generating sequences are never left out: that was not measured there.
+            // So large that clients are never skipped: that was not measured there.
             Self::Gpu(_) => 256,
-            // What stays in the processor's caches is read in no time.
+            // Weights that stay in the processor's caches cost no time to read.
             Self::Cpu(_) | Self::Reference(_) if weight_bytes < MAX_CACHED_BYTES => 1,
             Self::Cpu(_) | Self::Reference(_) => EngineConfig::default().step_cost,
         }
@@ -123,8 +123,8 @@ impl OpenedDevice {
         }
     }
 
-    /// Whether it is a GPU with memory of its own. That of Apple's is the machine's, of which the system says how much
-    /// may be used.
+    /// Whether it is a GPU with dedicated memory. Apple's GPUs use the machine's, of which the system limits their
+    /// part.
     pub(super) fn has_own_memory(&self) -> bool {
         matches!(self, Self::Gpu(gpu) if gpu.class() == ChipClass::Nvidia)
     }
@@ -151,8 +151,8 @@ impl DeviceChoice {
         match self {
             Self::Cpu => Ok(cpu(None)),
             Self::Metal => metal(),
-            // Not a silent fallback: nobody asked for a GPU, the summary line names the device, and of a GPU that is there
-            // the reason is kept for the caller, who reports it to the user.
+            // Not a silent fallback: no GPU was requested, and the summary line names the device. If a GPU exists, the
+            // reason is kept for the caller, who reports it to the user.
             Self::Auto => match metal().or_else(|_| cuda(0)) {
                 Err(error) if error.kind() == ErrorKind::Unsupported => {
                     Ok(cpu(is_cuda_present().then_some(error)))

@@ -21,25 +21,25 @@ impl OpenedDraft {
     /// Opens a model that is to draft for `main`.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidRequest`] if the two have different tokens, or one has no tokenizer that could tell.
+    /// [`crate::ErrorKind::InvalidRequest`] if the two have different tokens, or one has no tokenizer to compare.
     pub(super) fn open(model: &ResolvedModel, options: &LlmOptions, main: &OpenedModel) -> Result<Self> {
         let opened = OpenedModel::open(model, options)?;
         let name = &model.display_name;
         let (Some(own), Some(of_main)) = (&opened.tokenizer, &main.tokenizer) else {
             return Err(Error::invalid_request(format!(
-                "{name} cannot draft: without a tokenizer in both models nobody knows whether they have the same tokens"
+                "{name} cannot draft: without a tokenizer in both models their tokens cannot be compared"
             )));
         };
         if let Some(difference) = difference(own, of_main) {
             return Err(Error::invalid_request(format!(
                 "{name} cannot draft: {difference}; a draft model has the vocabulary of the model that it drafts for"
             ))
-            .with_hint("give another draft model, or leave it out: suffix drafts without one"));
+            .with_hint("give another draft model, or use suffix, which needs none"));
         }
         Ok(Self { opened })
     }
 
-    /// Adds what it takes to the demand: its cache has as many tokens as the other one.
+    /// Adds its memory to the demand: its cache has as many tokens as the main model's.
     pub(super) fn add_to(
         &self,
         demand: &mut MemoryDemand,
@@ -64,7 +64,7 @@ impl OpenedDraft {
     ) -> Result<DraftModel> {
         let Self { opened } = self;
         let (checkpoint, config) = (&opened.checkpoint, &opened.config);
-        // Positions beyond what it was trained for make poor drafts, and no other harm.
+        // Positions beyond its training make poor drafts, but do no other harm.
         let load_options = LoadOptions {
             quantizer: opened.quantizer(options)?,
             expert_file: None,
@@ -78,17 +78,17 @@ impl OpenedDraft {
             options.kv_cache_dtype.choose(checkpoint, config, context.is_gpu(), num_threads(options))?;
         let model = models::load(checkpoint, config, context, &load_options, &|_| ())?;
         let cache = KvCache::new(context, config, engine.num_blocks, engine.block_size, dtype.dtype)?;
-        Ok(DraftModel::new(model, cache, engine.max_num_batched_tokens))
+        DraftModel::new(model, cache, engine.max_num_batched_tokens)
     }
 }
 
-/// How the tokens of two vocabularies differ. Rows that only fill one up stand for nothing.
+/// The difference between the tokens of two vocabularies. Padding rows have no tokens.
 fn difference(own: &Tokenizer, of_main: &Tokenizer) -> Option<String> {
     let num_both = own.vocab_size().min(of_main.vocab_size());
     let ids = 0..u32::try_from(num_both).unwrap_or(u32::MAX);
     let mut differing = ids.filter(|id| own.token_bytes(*id) != of_main.token_bytes(*id));
     if let Some(id) = differing.next() {
-        return Some(format!("token {id} stands for another text, and {} more do", differing.count()));
+        return Some(format!("token {id} has another text, and {} more have", differing.count()));
     }
     let longer = if own.vocab_size() > num_both { own } else { of_main };
     let rest = num_both as u32..longer.vocab_size() as u32;

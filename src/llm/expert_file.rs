@@ -1,4 +1,4 @@
-//! Where experts stay that have no room in memory: in a file of their own, beside other caches.
+//! Where experts stay that do not fit into memory: in their own file, next to other caches.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::{Error, ErrorKind, Result};
 
 /// The file of a model, in `--expert-weights-dir` or in `$XDG_CACHE_HOME/tinyvllm/experts`, by default in `~/.cache`.
 ///
-/// There is one for each model, whatever it is converted to: they are large.
+/// Each model has only one, for any conversion: they are large.
 ///
 /// # Errors
 /// [`ErrorKind::NotFound`] if there is no folder for it.
@@ -58,12 +58,12 @@ pub(super) fn summary(file: &MatrixFile) -> String {
     format!("experts: {all} stay in {path}{resident} (--expert-weights memory keeps all there)")
 }
 
-/// What to do about a model that computes no numbers, since the file is trusted in what its matrices are.
+/// The way out for a model whose logits are NaN, since the file's matrices are not checked.
 pub(super) fn damage_hint(file: &MatrixFile) -> String {
     format!("if {} is damaged, delete it: the next start writes it again", file.path().display())
 }
 
-/// Of all that decides which experts are in the file and what they are.
+/// All properties that decide on the experts in the file and their types.
 fn fingerprint(opened: &OpenedModel, options: &LlmOptions) -> u128 {
     let mtp = opened.config.mtp_layer();
     let mut text =

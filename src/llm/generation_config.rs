@@ -1,9 +1,8 @@
 //! The sampling that a model's files recommend: `generation_config.json` of a folder, and the keys of a GGUF file.
 //!
-//! As in vLLM, what is there is the default of requests. Values that cannot be are named and left out: they are
-//! advice, and no model needs them to run.
+//! As in vLLM, its values are the defaults of requests. Invalid values are reported and ignored: they are
+//! recommendations, and every model runs without them.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -12,10 +11,12 @@ use serde_json::{Map, Value};
 use crate::sampling::{SamplingDefaults, SamplingParams};
 use crate::weights::Checkpoint;
 use crate::weights::gguf;
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 
 /// The file of a folder.
 const FILE: &str = "generation_config.json";
+/// Its bytes.
+const MAX_BYTES: u64 = 16 << 20;
 /// Before the keys of a GGUF file.
 const GGUF_PREFIX: &str = "general.sampling.";
 
@@ -45,17 +46,17 @@ impl FromStr for GenerationConfigChoice {
     }
 }
 
-/// What the files say.
+/// The values of the files.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct GenerationConfig {
     pub(super) defaults: SamplingDefaults,
-    /// The tokens that end a text, where a folder was named that says so.
+    /// The tokens that end a text, where a folder with them was named.
     pub(super) eos_token_ids: Option<Vec<u32>>,
-    /// What to say of it, a line each.
+    /// Notices, a line each.
     pub(super) notices: Vec<String>,
 }
 
-/// What is there of something that answers with other means, with the value that means the same as nothing.
+/// Values for other decoding methods, with the value that disables each.
 const NOT_TAKEN: [(&str, f64); 16] = [
     ("diversity_penalty", 0.0),
     ("encoder_no_repeat_ngram_size", 0.0),
@@ -86,10 +87,10 @@ const NOT_TAKEN_LISTS: [&str; 6] = [
 ];
 
 impl GenerationConfig {
-    /// Reads what `choice` names.
+    /// Reads the file that `choice` names.
     ///
     /// # Errors
-    /// If a folder is named that has no such file, or one that is no JSON object.
+    /// If a folder is named that has no such file, or one that is not a JSON object.
     pub(super) fn read(choice: &GenerationConfigChoice, checkpoint: &Checkpoint) -> Result<Self> {
         match choice {
             GenerationConfigChoice::Vllm => Ok(Self::default()),
@@ -124,8 +125,8 @@ impl GenerationConfig {
                 value.or_else(|| reader.left_out("max_new_tokens", "it must be at least 1"))
             }),
         };
-        // transformers samples only where this is true, so false asks for the most likely token, whatever the
-        // other values are. vLLM has no such switch; without it the values count, as in vLLM.
+        // transformers samples only if this is true, so false means greedy decoding, for all other values. vLLM has no
+        // such switch; without it the other values count, as in vLLM.
         let is_greedy = match reader.get("do_sample") {
             None | Some(Value::Bool(true)) => false,
             Some(Value::Bool(false)) => true,
@@ -147,7 +148,7 @@ impl GenerationConfig {
     }
 }
 
-/// Values with their source, and what has to be said of them.
+/// Values with their source, and notices.
 struct Reader<'a> {
     source: &'a str,
     values: &'a Map<String, Value>,
@@ -163,7 +164,7 @@ impl<'a> Reader<'a> {
     fn left_out<T>(&mut self, key: &str, why: &str) -> Option<T> {
         let value = self.get(key).map(Value::to_string).unwrap_or_default();
         let value: String = value.chars().take(80).collect();
-        self.notices.push(format!("{key} = {value} in {} is left out: {why}", self.source));
+        self.notices.push(format!("{key} = {value} in {} is ignored: {why}", self.source));
         None
     }
 
@@ -209,7 +210,7 @@ impl<'a> Reader<'a> {
         let names: Vec<&str> = numbers.map(|(key, _)| *key).chain(lists.copied()).collect();
         if !names.is_empty() {
             let what = names.join(", ");
-            self.notices.push(format!("{what} in {} is left out: it is not supported", self.source));
+            self.notices.push(format!("{what} in {} is ignored: it is not supported", self.source));
         }
     }
 }
@@ -259,7 +260,7 @@ fn read_file(path: &Path) -> Result<(String, Map<String, Value>)> {
     };
     let name = path.display().to_string();
     let hint = "give --generation-config auto, vllm, or a folder with a generation_config.json";
-    let text = fs::read(&path).map_err(|error| {
+    let text = files::read(&path, MAX_BYTES).map_err(|error| {
         Error::io(format!("cannot read {name}, for --generation-config"), error).with_hint(hint)
     })?;
     match serde_json::from_slice(&text) {
@@ -333,7 +334,7 @@ mod tests {
         for (wrong, why) in [
             (
                 json!({"temperature": 7}),
-                "temperature = 7 in generation_config.json is left out: it must be at least 0",
+                "temperature = 7 in generation_config.json is ignored: it must be at least 0",
             ),
             (json!({"temperature": "hot"}), "temperature = \"hot\""),
             (json!({"top_p": 0}), "it must be above 0 and at most 1"),
@@ -399,9 +400,9 @@ mod tests {
         let read = |choice: &GenerationConfigChoice| GenerationConfig::read(choice, &checkpoint);
         let error = read(&choice).unwrap_err();
         assert!(error.hint().unwrap().contains("--generation-config auto"), "{error:?}");
-        fs::write(&path, "[]").unwrap();
+        std::fs::write(&path, "[]").unwrap();
         assert!(read(&choice).unwrap_err().message().contains("not a JSON object"));
-        fs::write(&path, r#"{"top_k": 4, "eos_token_id": [1, 2]}"#).unwrap();
+        std::fs::write(&path, r#"{"top_k": 4, "eos_token_id": [1, 2]}"#).unwrap();
         for choice in [choice, GenerationConfigChoice::Folder(path)] {
             let config = read(&choice).unwrap();
             assert_eq!((config.defaults.top_k, config.eos_token_ids), (Some(4), Some(vec![1, 2])));

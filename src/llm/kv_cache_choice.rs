@@ -1,4 +1,4 @@
-//! The type of cached keys and values: what was asked for, or what holds the model's.
+//! The type of cached keys and values: the requested one, or one that holds the model's.
 
 use std::str::FromStr;
 
@@ -38,11 +38,11 @@ impl FromStr for KvCacheChoice {
     }
 }
 
-/// What has become of the choice.
+/// The result of the choice.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ChosenKvCache {
     pub(super) dtype: KvCacheDType,
-    /// What to say of it.
+    /// The notice about it.
     pub(super) notice: Option<String>,
     /// The way out where logits are not numbers.
     pub(super) broken_logits_hint: Option<String>,
@@ -62,7 +62,7 @@ impl KvCacheChoice {
     /// `rounds_queries`, a device gives queries the type of keys, and makes halves of q8_0 too.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidRequest`] if half precision was asked for and does not hold the keys or values.
+    /// [`crate::ErrorKind::InvalidRequest`] if half precision was requested and does not hold the keys or values.
     pub(super) fn choose(
         self,
         checkpoint: &Checkpoint,
@@ -85,7 +85,7 @@ impl KvCacheChoice {
         let half = |notice, broken_logits_hint| {
             Ok(ChosenKvCache { dtype: self.planned(), notice, broken_logits_hint })
         };
-        // Nobody knows.
+        // Unknown.
         let Some(CachedRange { layer, at_most, at_least }) = range else {
             let hint = "keys or values may be beyond half precision: start with --kv-cache-dtype bf16";
             return half(None, Some(hint.to_owned()));
@@ -107,7 +107,7 @@ impl KvCacheChoice {
                 "--kv-cache-dtype {dtype} holds values up to {F16_MAX:.0}, but keys or values of this model are \
                  {at_least:.0} and more"
             ))
-            .with_hint("give --kv-cache-dtype bf16 or f32, or leave it out")),
+            .with_hint("give --kv-cache-dtype bf16 or f32, or omit it")),
             Self::Fixed(_) => half(
                 Some(format!(
                     "{reach}, and half precision holds {F16_MAX:.0}; --kv-cache-dtype bf16 holds them all"

@@ -36,11 +36,11 @@ use crate::weights::gguf::Value;
 use crate::weights::{Checkpoint, DType, FileType, Quantization, Quantizer};
 use crate::{Error, ErrorKind, Result, demo};
 
-/// Of the memory that is free when a model is loaded, the part that sequences may take for their places in grammars, all
-/// together.
-const GRAMMARS_SHARE: u64 = 4;
+/// The fraction of the memory that is free when a model is loaded that all sequences together may use for their states
+/// in grammars.
+const GRAMMARS_DIVISOR: u64 = 4;
 
-/// Memory beside the weights and the cache: activations, tables, the program itself.
+/// Memory in addition to the weights and the cache: activations, tables, the program itself.
 const OVERHEAD_BYTES: u64 = 256 << 20;
 
 /// How to load a model.
@@ -52,7 +52,7 @@ pub struct LlmOptions {
     pub kernels: KernelChoice,
     /// A GPU of the caller, to use instead of the one that `device` names.
     pub gpu: Option<Arc<dyn Gpu>>,
-    /// `--threads`; by default what the system grants this process.
+    /// `--threads`; by default the number that the system allows this process.
     pub threads: Option<usize>,
     /// `--pin-threads`: keep each thread on a processor.
     pub pin_threads: bool,
@@ -70,23 +70,24 @@ pub struct LlmOptions {
     pub limits: EngineLimits,
     /// `--expert-weights-dir`: the folder of experts that stay in a file; by default in the user's cache folder.
     pub expert_weights_dir: Option<PathBuf>,
-    /// `--pre-tokenizer`: how a GGUF file's tokenizer splits text, in place of what the file says.
+    /// `--pre-tokenizer`: how a GGUF file's tokenizer splits text, overriding the file.
     pub pre_tokenizer: Option<String>,
-    /// The chat template, and how answers are taken apart.
+    /// The chat template, and the parser of answers.
     pub chat: ChatConfig,
-    /// A smaller model with the same tokens that drafts, in place of what `limits.speculative` says.
+    /// A smaller model with the same tokens that drafts, replacing the method of `limits.speculative`.
     pub draft_model: Option<ResolvedModel>,
     /// Where prefixes are kept that a restart shall find.
     pub prefix_store: Option<StoreOptions>,
-    /// Memory of the host for what a GPU's cache gives away.
+    /// Host memory for blocks that a GPU's cache evicts.
     pub kv_offload: Option<OffloadOptions>,
 }
 
 impl LlmOptions {
-    /// Opens what was asked for.
+    /// Opens the requested model.
     ///
     /// # Errors
-    /// As [`DeviceChoice::open`], and [`crate::ErrorKind::InvalidRequest`] for what has no meaning with these kernels.
+    /// As [`DeviceChoice::open`], and [`crate::ErrorKind::InvalidRequest`] for options that these kernels do not
+    /// support.
     pub fn open_device(&self) -> Result<OpenedDevice> {
         if self.kernels == KernelChoice::Reference {
             let meaningless = [
@@ -98,7 +99,7 @@ impl LlmOptions {
             if let Some((what, _)) = meaningless.into_iter().find(|(_, is_given)| *is_given) {
                 return Err(Error::invalid_request(format!("{what} has no effect with --kernels reference"))
                     .with_hint(
-                        "leave one of them out; candle takes its number of threads from RAYON_NUM_THREADS",
+                        "omit one of them; candle reads its number of threads from RAYON_NUM_THREADS",
                     ));
             }
         }
@@ -108,7 +109,7 @@ impl LlmOptions {
         }
     }
 
-    /// What computes on this device.
+    /// The computing device.
     ///
     /// # Errors
     /// If the number of threads is impossible.
@@ -116,7 +117,7 @@ impl LlmOptions {
         new_context(self, device)
     }
 
-    /// How fast the memory of what would compute is: see [`measure_bandwidth`].
+    /// The bandwidth of the device's memory: see [`measure_bandwidth`].
     ///
     /// # Errors
     /// As [`Self::open_device`], or if the number of threads is impossible.
@@ -140,7 +141,7 @@ pub enum DenseDType {
 }
 
 impl DenseDType {
-    /// Every choice, as it is spelled in flags.
+    /// Every choice, as spelled in flags.
     pub const NAMES: [&str; 4] = ["auto", "f32", "f16", "bf16"];
 
     /// The type; none for `auto`.
@@ -170,20 +171,20 @@ impl FromStr for DenseDType {
     }
 }
 
-/// Hears how loading gets on.
+/// Receives the progress of loading.
 pub trait LoadProgress: Sync {
     /// A stage begins that will advance by `total` bytes.
     fn begin(&self, stage: &str, total: u64);
-    /// So many more bytes are done.
+    /// This many more bytes are done.
     fn advance(&self, bytes: u64);
     /// The stage is over.
     fn end(&self);
-    /// So many of the kernels that the model takes are compiled, beside the stage and perhaps for longer than it
+    /// This many of the kernels that the model takes are compiled, alongside the stage and perhaps for longer than it
     /// takes. Called from any thread; the last time with all of them, unless loading fails.
     fn compiling(&self, _num_done: usize, _num_kernels: usize) {}
 }
 
-/// Says nothing.
+/// Reports nothing.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoProgress;
 
@@ -197,8 +198,8 @@ impl Llm {
     /// Loads a model and starts its engine.
     ///
     /// # Errors
-    /// If a file is damaged or needs something that is not there; if weights and cache do not fit into
-    /// memory; if limits contradict each other. Nothing heavy is done before these checks.
+    /// If a file is damaged or requires a missing one; if weights and cache do not fit into memory; if limits
+    /// contradict each other. These checks come before all expensive work.
     pub fn load(model: &ResolvedModel, options: &LlmOptions, progress: &dyn LoadProgress) -> Result<Self> {
         let start = Instant::now();
         check_addresses()?;
@@ -209,7 +210,7 @@ impl Llm {
         let draft = draft.transpose()?;
         draft.iter().try_for_each(|draft| draft.add_to(&mut demand, options, &device))?;
         let plan = plan_memory(&demand, &options.limits)?;
-        // Somebody else may have taken memory that was counted on.
+        // Another process may have taken the planned memory.
         let with_plan = |error: Error| match error.kind() {
             ErrorKind::Capacity => error.context(plan.describe(&demand)),
             _ => error,
@@ -245,7 +246,7 @@ impl Llm {
             progress.advance(done.loaded_bytes.saturating_sub(before));
         };
         let (checkpoint, config) = (&opened.checkpoint, &opened.config);
-        // A GPU's kernels are compiled meanwhile, not in somebody's request.
+        // A GPU's kernels are compiled at the same time, not in the first request.
         let is_wanted = AtomicBool::new(true);
         let compile = || {
             let dtype = kv_cache_dtype;
@@ -299,7 +300,7 @@ impl Llm {
             // A sequence has a second state for drafts.
             let num_states = if engine_config.speculative.num_speculative_tokens > 0 { 2 } else { 1 };
             let num_sequences = (num_states * engine_config.max_num_seqs.max(1)) as u64;
-            let bytes_per_sequence = available_memory_bytes() / GRAMMARS_SHARE / num_sequences;
+            let bytes_per_sequence = available_memory_bytes() / GRAMMARS_DIVISOR / num_sequences;
             GrammarCompiler::new(Arc::clone(tokenizer), limits.vocab_size, &limits.eos_token_ids)
                 .with_memory(bytes_per_sequence)
         });
@@ -341,7 +342,7 @@ impl Llm {
     }
 }
 
-/// Everything that is known of a model without its weights.
+/// All properties of a model that do not need its weights.
 #[derive(Debug)]
 pub(super) struct OpenedModel {
     pub(super) checkpoint: Checkpoint,
@@ -365,7 +366,7 @@ impl OpenedModel {
         let mut config = ModelConfig::from_checkpoint(&checkpoint)?;
         let generation = GenerationConfig::read(&options.generation_config, &checkpoint)?;
         if let Some(ids) = &generation.eos_token_ids {
-            // What is outside the vocabulary never comes.
+            // Ids outside the vocabulary never occur.
             let is_token = |id: &u32| (*id as usize) < config.vocab_size;
             config.eos_token_ids = ids.iter().copied().filter(is_token).collect();
         }
@@ -376,7 +377,7 @@ impl OpenedModel {
         let (tokenizer, tokenizer_error) = match load_tokenizer(&checkpoint, options.pre_tokenizer.as_deref())
         {
             Ok(tokenizer) => (tokenizer.map(Arc::new), None),
-            // Who speaks in token ids needs none.
+            // Requests in token ids need none.
             Err(error) if may_go_without(&error) => (None, Some(error)),
             Err(error) => return Err(error),
         };
@@ -389,7 +390,7 @@ impl OpenedModel {
         Ok(Self { checkpoint, config, tokenizer, tokenizer_error, chat, generation, chat_problem })
     }
 
-    /// What the memory plan is made from.
+    /// The inputs of the memory plan.
     pub(super) fn demand(&self, options: &LlmOptions, device: &OpenedDevice) -> Result<MemoryDemand> {
         options.limits.check_gpu_memory_utilization()?;
         let available_bytes = match device {
@@ -403,7 +404,7 @@ impl OpenedModel {
             }
         };
         let shared_bytes = offload::shared_bytes(options, device)?;
-        // Of the host's memory, which is this one where a GPU has none of its own.
+        // The host's memory; the same memory if a GPU has none of its own.
         let has_queue = options.prefix_store.is_some() && !device.has_own_memory();
         let queue_bytes = if has_queue { prefix_store::MAX_QUEUED_BYTES } else { 0 };
         let block_size = options.limits.block_size.max(1);
@@ -436,16 +437,17 @@ impl OpenedModel {
         })
     }
 
-    /// The experts that may stay in a file, which is a matter of the CPU's kernels: candle's leave all weights in the
-    /// model's own file, and those of GPUs want them in their memory.
+    /// The experts that may stay in a file, which only the CPU's kernels support: candle leaves all weights in the
+    /// model's own file, and GPUs need them in their memory.
     fn expert_demand(&self, options: &LlmOptions, device: &OpenedDevice) -> Result<Option<ExpertDemand>> {
         let Some(config) = &self.config.experts else { return Ok(None) };
         if !matches!(device, OpenedDevice::Cpu(_)) {
             if options.limits.expert_weights == ExpertWeights::File {
                 return Err(Error::invalid_request(
-                    "--expert-weights file is for the kernels of the CPU, not for other devices and --kernels reference",
+                    "--expert-weights file is for the kernels of the CPU, not for other devices and --kernels \
+                     reference",
                 )
-                .with_hint("leave --expert-weights out, or give --device cpu"));
+                .with_hint("omit --expert-weights, or give --device cpu"));
             }
             return Ok(None);
         }
@@ -456,7 +458,7 @@ impl OpenedModel {
             |file_type| device.kept_as(file_type),
         )?;
         let num_layers = self.config.num_layers.saturating_sub(config.num_dense_layers).max(1);
-        // The block that drafts has as many as a layer.
+        // The MTP block has as many as a layer.
         let num_more = u64::from(self.config.mtp_layer().is_some());
         Ok(traffic.experts.map(|experts| {
             let layer_bytes = experts.num_bytes / num_layers as u64;
@@ -464,8 +466,8 @@ impl OpenedModel {
         }))
     }
 
-    /// Memory of drafts by the model's own block beside its weights and its part of the cache: spare blocks, and two rows of
-    /// activations for each token of a step.
+    /// Memory for drafts by the model's MTP block in addition to its weights and its layer of the cache: spare blocks,
+    /// and two rows of activations for each token of a step.
     fn mtp_bytes(&self, options: &LlmOptions, bytes_per_token: u64, useful_batched_tokens: usize) -> u64 {
         if self.config.mtp_layer().is_none() {
             return 0;
@@ -476,13 +478,13 @@ impl OpenedModel {
         spare_tokens.saturating_mul(bytes_per_token).saturating_add(num_tokens.saturating_mul(2 * row_bytes))
     }
 
-    /// Blocks of the cache that no sequence has, for what is drafted behind the blocks of one.
+    /// Spare blocks of the cache, for drafts that run past a sequence's last block.
     fn num_spare_blocks(&self, options: &LlmOptions) -> usize {
         let num_tokens = options.limits.speculative.num_speculative_tokens;
         self.config.mtp_layer().map_or(0, |_| num_tokens.div_ceil(options.limits.block_size.max(1)))
     }
 
-    /// What has to be said of the model, a line each.
+    /// Notices about the model, a line each.
     pub(super) fn notices(
         &self,
         quantizer: Option<&Quantizer>,
@@ -506,7 +508,7 @@ impl OpenedModel {
         notices
     }
 
-    /// What converts weights at load, if anything was asked for.
+    /// The conversion of weights at load, if one was requested.
     pub(super) fn quantizer(&self, options: &LlmOptions) -> Result<Option<Quantizer>> {
         let num_threads = NonZeroUsize::new(num_threads(options)).unwrap_or(NonZeroUsize::MIN);
         match (options.quantization, options.dtype.dtype()) {
@@ -522,13 +524,13 @@ impl OpenedModel {
     }
 }
 
-/// Whether the model is to draft with a block of its own.
+/// Whether the model drafts with its MTP block.
 fn drafts_itself(options: &LlmOptions) -> bool {
     let SpeculativeConfig { method, num_speculative_tokens, .. } = options.limits.speculative;
     method == SpeculativeMethod::Mtp && num_speculative_tokens > 0
 }
 
-/// Whether a model may be used without its tokenizer, because that is what is wrong.
+/// Whether a model may be used without its tokenizer, because the tokenizer is the problem.
 fn may_go_without(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::InvalidModel | ErrorKind::Unsupported | ErrorKind::NotFound)
 }
@@ -551,7 +553,7 @@ fn open_chat(tokenizer: &Tokenizer, config: &ChatConfig) -> Result<(Option<Chat>
 
 /// A folder may be without a tokenizer; then the model takes token ids only.
 fn load_tokenizer(checkpoint: &Checkpoint, pre_tokenizer: Option<&str>) -> Result<Option<Tokenizer>> {
-    // What was chosen by hand is wanted.
+    // A manual choice is used.
     let chosen = |error: Error| match pre_tokenizer {
         Some(_) if may_go_without(&error) => {
             let again = Error::invalid_request(error.message());
@@ -561,7 +563,7 @@ fn load_tokenizer(checkpoint: &Checkpoint, pre_tokenizer: Option<&str>) -> Resul
     };
     if let Some(metadata) = checkpoint.gguf_metadata() {
         return match metadata.get("tokenizer.ggml.model") {
-            // These say in this way that they have none.
+            // These values mark its absence.
             Some(Value::String(model)) if matches!(model.as_str(), "none" | "no_vocab") => Ok(None),
             Some(_) => Tokenizer::from_gguf_with(metadata, pre_tokenizer).map(Some).map_err(chosen),
             None => Ok(None),
@@ -569,7 +571,7 @@ fn load_tokenizer(checkpoint: &Checkpoint, pre_tokenizer: Option<&str>) -> Resul
     }
     if let Some(name) = pre_tokenizer {
         return Err(Error::invalid_request(format!(
-            "--pre-tokenizer {name} is for GGUF files; tokenizer.json says itself how text is split"
+            "--pre-tokenizer {name} is for GGUF files; tokenizer.json has its own pre-tokenizer"
         ))
         .with_hint("leave --pre-tokenizer out"));
     }

@@ -1,4 +1,4 @@
-//! A model ready to use: weights, tokenizer, chat template and a running engine behind one value.
+//! A model ready to use: weights, tokenizer, chat template and a running engine in one value.
 //!
 //! The engine below speaks token ids only; this layer and the ones above speak text.
 
@@ -20,9 +20,6 @@ mod text_stream;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How freed memory goes back to the operating system.
-#[cfg(feature = "server")]
-pub(crate) use crate::ops::cpu::{keep_little_free_memory, return_free_memory};
 pub use cache_folder::cache_folder;
 pub use chat::ChatStream;
 pub use device::{DeviceChoice, KernelChoice, OpenedDevice};
@@ -66,7 +63,7 @@ pub struct Llm {
 }
 
 impl Llm {
-    /// What the model is called.
+    /// The model's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -96,7 +93,7 @@ impl Llm {
         self.chat.is_some() || self.chat_problem.is_some()
     }
 
-    /// The chat format, or why nobody can chat.
+    /// The chat format, or why chats are impossible.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if the model has no template, or one that is of no use.
@@ -123,7 +120,7 @@ impl Llm {
         &self.context
     }
 
-    /// What steps read of the weights.
+    /// The weights that steps read.
     #[must_use]
     pub fn weight_traffic(&self) -> &WeightTraffic {
         &self.weight_traffic
@@ -141,7 +138,7 @@ impl Llm {
         self.load_time
     }
 
-    /// What requests have that say nothing themselves, from the model's files.
+    /// Defaults of requests, from the model's files.
     #[must_use]
     pub fn sampling_defaults(&self) -> &SamplingDefaults {
         &self.sampling_defaults
@@ -166,13 +163,13 @@ impl Llm {
         }
     }
 
-    /// What has to be said of the model and of what was asked for, a line each.
+    /// Notices about the model and the request, a line each.
     #[must_use]
     pub fn notices(&self) -> &[String] {
         &self.notices
     }
 
-    /// One line that says what runs where.
+    /// The summary line: model, device and limits.
     #[must_use]
     pub fn summary(&self) -> String {
         let left_out = match self.config.num_nextn_layers {
@@ -190,13 +187,13 @@ impl Llm {
         )
     }
 
-    /// One line that says where experts are that stay in a file, and how much of them is in memory at the moment.
+    /// A line about the experts in a file: its path, and how much of it is in memory at the moment.
     #[must_use]
     pub fn expert_summary(&self) -> Option<String> {
         self.expert_file().map(expert_file::summary)
     }
 
-    /// Encodes a prompt as it is; text that spells a special token becomes that token.
+    /// Encodes a raw prompt; text that spells a special token becomes that token.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if the model has no tokenizer.
@@ -204,9 +201,10 @@ impl Llm {
         self.require_tokenizer()?.encode_prompt(text, true)
     }
 
-    /// The longest text that can be a prompt. It has room for four times as much as the context, because templates trim
+    /// The longest text that can be a prompt, in bytes. It is four times as long as the context, because templates trim
     /// and normalising shortens.
-    pub(crate) fn max_text_bytes(&self) -> usize {
+    #[must_use]
+    pub fn max_text_bytes(&self) -> usize {
         let longest_token = self.tokenizer().map_or(1, Tokenizer::longest_token);
         self.engine.config().max_model_len.saturating_mul(longest_token).saturating_mul(4)
     }
@@ -216,7 +214,7 @@ impl Llm {
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if the model has no tokenizer or no template;
-    /// [`ErrorKind::ContextLength`] if the template makes so much of it that it is not even tokenized; otherwise as the
+    /// [`ErrorKind::ContextLength`] if the template makes it so long that it is not even tokenized; otherwise as the
     /// template fails.
     pub fn encode_chat(&self, messages: &[Message], options: &ChatOptions) -> Result<Vec<u32>> {
         let tokenizer = self.require_tokenizer()?;
@@ -235,7 +233,7 @@ impl Llm {
         text.map_or(PromptEnd::Plain, |text| PromptEnd::of(&text, format))
     }
 
-    /// The special tokens that have to stay in the text for answers of this form to be taken apart, for
+    /// The special tokens that must stay in the text for answers of this format to be parsed, for
     /// [`TextOptions::visible_special`].
     #[must_use]
     pub fn visible_special(&self, answers: &AnswerFormat) -> Arc<[u32]> {
@@ -243,7 +241,7 @@ impl Llm {
         markers.unwrap_or_default().into()
     }
 
-    /// Compiles what answers are to look like, for [`Request::constraint`]. Takes up to a second.
+    /// Compiles the format of answers, for [`Request::constraint`]. Takes up to a second.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if the model has no tokenizer; otherwise as [`GrammarCompiler::compile`].
@@ -258,7 +256,7 @@ impl Llm {
     /// The same constraint for a model that may reason first: it begins where the reasoning ends.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if the answer begins with reasoning and its end is no token of its own.
+    /// [`ErrorKind::Unsupported`] if the answer begins with reasoning and its end is not a single token.
     pub fn after_reasoning(
         &self,
         constraint: Arc<dyn Constraint>,
@@ -280,8 +278,8 @@ impl Llm {
             (true, _, None) => {
                 return Err(Error::new(
                     ErrorKind::Unsupported,
-                    "the answer begins with reasoning, and the model has no token that ends it, so its form cannot \
-                     be enforced",
+                    "the answer begins with reasoning, and the model has no token that ends it, so its format \
+                     cannot be enforced",
                 )
                 .with_hint("switch reasoning off with chat_template_kwargs {\"enable_thinking\": false}"));
             }
@@ -290,7 +288,7 @@ impl Llm {
         Ok(Arc::new(AfterReasoning::new(constraint, start, close, tokenizer, ends)))
     }
 
-    /// Queues a prompt; the stream gives text as it is generated.
+    /// Queues a prompt; the stream yields text as it is generated.
     ///
     /// # Errors
     /// If the request is not valid (see [`Request::validate`]), or has stop strings without a tokenizer.
@@ -298,7 +296,7 @@ impl Llm {
         self.submit_request(Request::new(prompt_token_ids, params), &AnswerFormat::default())
     }
 
-    /// The same for a request that says more than parameters do, and an answer that is taken apart like this: its marks
+    /// The same for a request with more than parameters, and an answer with this parser: its marks
     /// stay in the text, and no stop string ends its reasoning.
     ///
     /// # Errors
@@ -316,7 +314,7 @@ impl Llm {
         Ok(TextStream::new(events, decoder))
     }
 
-    /// What translates the events of a request with `num_sequences` sequences.
+    /// A decoder for the events of a request with `num_sequences` sequences.
     ///
     /// # Errors
     /// If a stop string is empty, or there are stop strings without a tokenizer.

@@ -12,7 +12,7 @@ use crate::{Error, ErrorKind, Result};
 pub struct OffloadOptions {
     /// `--kv-offload-gb`, in bytes.
     pub max_bytes: u64,
-    /// Hears what has to be said once.
+    /// Receives notices, each once.
     pub on_notice: OnNotice,
 }
 
@@ -30,23 +30,23 @@ impl fmt::Debug for OffloadOptions {
 pub(super) fn shared_bytes(options: &LlmOptions, device: &OpenedDevice) -> Result<u64> {
     let Some(OffloadOptions { max_bytes, .. }) = options.kv_offload else { return Ok(0) };
     let OpenedDevice::Gpu(_) = device else {
-        let message = "--kv-offload-gb is for GPUs: here the cache is in memory of the host already";
+        let message = "--kv-offload-gb is for GPUs: this device's cache is in host memory already";
         return Err(Error::unsupported(message)
-            .with_hint("leave it out, and give the cache more memory with --kv-cache-memory-bytes"));
+            .with_hint("omit it, and give the cache more memory with --kv-cache-memory-bytes"));
     };
     if !options.limits.enable_prefix_caching {
-        return Err(Error::invalid_request("--kv-offload-gb keeps nothing without the prefix cache")
-            .with_hint("leave --no-enable-prefix-caching out"));
+        return Err(Error::invalid_request("--kv-offload-gb has no effect without the prefix cache")
+            .with_hint("omit --no-enable-prefix-caching"));
     }
     let available = available_memory_bytes();
     if max_bytes > available {
         let gigabytes = |bytes: u64| bytes as f64 / 1e9;
         let message = format!(
-            "--kv-offload-gb asks for {:.1} GB of the host's memory, but only {:.1} GB are available",
+            "--kv-offload-gb is {:.1} GB of the host's memory, but only {:.1} GB are available",
             gigabytes(max_bytes),
             gigabytes(available)
         );
-        return Err(Error::new(ErrorKind::Capacity, message).with_hint("lower it, or leave it out"));
+        return Err(Error::new(ErrorKind::Capacity, message).with_hint("lower it, or omit it"));
     }
     Ok(if device.has_own_memory() { 0 } else { max_bytes })
 }

@@ -1,4 +1,4 @@
-//! The store of a model's prefixes: what decides that a block of it is right.
+//! The store of a model's prefixes: the conditions under which a block is valid.
 
 use super::LlmOptions;
 use super::load::OpenedModel;
@@ -11,7 +11,7 @@ use crate::{ErrorKind, Result};
 pub(super) use crate::prefix_store::MAX_QUEUED_BYTES;
 
 /// Opens the directory and computes the probe, and gives the seconds that a step took in it. The weights are hashed in the
-/// background. None, which is said, if the
+/// background. None, with a notice, if the
 /// system does not let this process use the directory.
 ///
 /// # Errors
@@ -28,8 +28,8 @@ pub(super) fn open(
     let cache = runner.kv_cache();
     let (cache, block_bytes) =
         cache.map(|cache| (format!("{:?}", cache.dtype()), cache.block_bytes())).unwrap_or_default();
-    // The rotation and what else is computed differently with the same weights. The probe is short: what is computed
-    // otherwise with a long context only changes with the version.
+    // Rotation and other differences in computation with the same weights. The probe is short: differences that only
+    // long contexts show change the version instead.
     let version = env!("CARGO_PKG_VERSION");
     let text = format!(
         "{:?}",
@@ -48,7 +48,7 @@ pub(super) fn open(
     });
     match opened {
         Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::NotFound) => {
-            (store.on_notice)(&format!("prefixes are not kept: {error}"));
+            (store.on_notice)(&format!("prefixes are not stored: {error}"));
             Ok(None)
         }
         opened => opened.map(|store| Some((store, step_seconds))),

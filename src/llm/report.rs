@@ -1,4 +1,4 @@
-//! What can be said of a model before its weights are loaded.
+//! Facts of a model before its weights are loaded.
 
 use std::path::PathBuf;
 
@@ -17,23 +17,23 @@ use crate::weights::TypeSummary;
 /// Configuration, weights and memory plan of a model.
 #[derive(Debug, Clone)]
 pub struct ModelReport {
-    /// What to call it.
+    /// The model's name.
     pub name: String,
     /// The architecture's name.
     pub architecture: String,
-    /// Dimensions and variants, as names and values; null for what there is not.
+    /// Dimensions and variants, as names and values; null for missing ones.
     pub config: Vec<(&'static str, Value)>,
     /// How much of the weights is stored in which type.
     pub types: Vec<TypeSummary>,
     /// How much is kept in which type when it is loaded, where that is converted.
     pub loaded_types: Option<Vec<TypeSummary>>,
-    /// What has to be said of the model and of what was asked for, a line each.
+    /// Notices about the model and the request, a line each.
     pub notices: Vec<String>,
-    /// What steps read of the weights.
+    /// The weights that steps read.
     pub traffic: WeightTraffic,
-    /// What the memory plan was made from.
+    /// The inputs of the memory plan.
     pub demand: MemoryDemand,
-    /// Bytes of the host's memory for what a GPU's cache gives away.
+    /// Bytes of host memory for blocks that a GPU's cache evicts.
     pub kv_offload_bytes: Option<u64>,
     /// How many tokens a token attends to at most in each layer, if there is a limit.
     pub windows: Vec<Option<usize>>,
@@ -43,19 +43,19 @@ pub struct ModelReport {
     pub expert_file: Option<PathBuf>,
     /// Tokens of the tokenizer, if there is one.
     pub tokenizer_vocab_size: Option<usize>,
-    /// Whether the files have a tokenizer that cannot be used; a notice says why.
+    /// Whether the files have an unusable tokenizer; a notice has the reason.
     pub has_broken_tokenizer: bool,
     /// Whether there is a chat template that is of use.
     pub has_chat_template: bool,
-    /// How the model calls tools and how it reasons, as far as its template and its vocabulary tell.
+    /// How the model calls tools and how it reasons, as far as its template and its vocabulary show.
     pub answer_format: AnswerFormat,
     /// Why there is one that is not.
     pub chat_problem: Option<String>,
 }
 
 impl ModelReport {
-    /// Tokens of a sequence that [`Self::bandwidth_limit`] is told for: as many as in the prompt of a short chat, or
-    /// what fits.
+    /// Tokens of a sequence for which [`Self::bandwidth_limit`] is computed: those of a short chat's prompt, or the
+    /// maximum.
     #[must_use]
     pub fn usual_context_len(&self) -> usize {
         let longest =
@@ -82,7 +82,7 @@ impl ModelReport {
     }
 }
 
-/// Whether the block that predicts further tokens is loaded, and what loads it.
+/// Whether the MTP block is loaded, and the option that loads it.
 fn shown_mtp_block(config: &ModelConfig) -> &'static str {
     match config.mtp_layer() {
         Some(_) => "drafts",
@@ -179,7 +179,7 @@ impl Llm {
     }
 }
 
-/// With the digits that tell it from other numbers of its type, not those of a double.
+/// With the digits that distinguish it from other numbers of its type, not those of a double.
 fn as_written(number: f32) -> Value {
     number.to_string().parse::<f64>().map_or(Value::Null, |number| json!(number))
 }

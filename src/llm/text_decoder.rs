@@ -15,7 +15,7 @@ use crate::tokenizer::{Detokenizer, StopMatcher, StopOutcome, Tokenizer};
 pub struct TextOptions {
     /// The text ends before any of these.
     pub stop: Vec<String>,
-    /// Make the stop string part of the text.
+    /// Include the stop string in the text.
     pub include_stop: bool,
     /// Leave control tokens out of the text.
     pub skip_special: bool,
@@ -37,7 +37,7 @@ impl Default for TextOptions {
     }
 }
 
-/// The text side of a request. It does not wait and does not know where events come from.
+/// The text side of a request. It does not wait and does not depend on the source of events.
 #[derive(Debug)]
 pub struct TextDecoder {
     sequences: Vec<SequenceText>,
@@ -60,13 +60,13 @@ struct SequenceText {
 #[derive(Debug)]
 struct Stops {
     matcher: StopMatcher,
-    /// Tells the answer from reasoning, if they count in the answer alone.
+    /// Separates the answer from reasoning, if stop strings apply to the answer alone.
     passages: Option<Passages>,
 }
 
 impl Stops {
     fn new(options: &TextOptions) -> Result<Self> {
-        // Without any there is nothing to tell apart for.
+        // Without stop strings there is nothing to separate.
         let reasoning = options.reasoning.as_ref().filter(|_| !options.stop.is_empty());
         Ok(Self {
             matcher: StopMatcher::new(&options.stop, options.include_stop)?,
@@ -141,8 +141,8 @@ impl TextDecoder {
         })
     }
 
-    /// Translates an event and appends what it means to `ready`. Returns the sequence that is to be given
-    /// up because its stop string is there; again with every further token, until it has ended.
+    /// Decodes an event and appends the results to `ready`. Returns the sequence to abort because its stop string was
+    /// found; again with every further token, until it has ended.
     #[must_use]
     pub fn push(&mut self, event: Event, ready: &mut VecDeque<TextEvent>) -> Option<usize> {
         match event {

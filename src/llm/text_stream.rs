@@ -19,29 +19,29 @@ pub enum TextEvent {
         /// One for each token.
         logprobs: Vec<RankedLogprobs>,
     },
-    /// More of the prompt is computed; only for requests that ask for it.
+    /// More of the prompt is computed; only if requested.
     PromptProgress {
         /// How far it is.
         progress: PromptProgress,
     },
-    /// More text, or a token whose text is not known yet.
+    /// More text, or a token whose text is incomplete.
     Delta {
         /// Number of the sequence in the request.
         index: usize,
-        /// May be empty: a character is not complete, or the text could be part of a stop string.
+        /// May be empty: a character is incomplete, or the text could begin a stop string.
         text: String,
         /// The token; none for text that was held back until the end.
         token_id: Option<u32>,
-        /// If asked for.
+        /// If requested.
         logprobs: Option<TokenLogprobs>,
     },
-    /// A sequence ended; nothing more comes for this index.
+    /// A sequence ended; no more events for this index.
     Finished {
         /// Number of the sequence in the request.
         index: usize,
         /// Why. A stop string counts as [`FinishReason::Stop`].
         reason: FinishReason,
-        /// With [`FinishReason::Error`], what failed.
+        /// With [`FinishReason::Error`], the error.
         error: Option<String>,
         /// Whose fault that is: [`ErrorKind::InvalidRequest`] if it is the request's, which would fail again.
         error_kind: Option<ErrorKind>,
@@ -54,7 +54,7 @@ pub enum TextEvent {
     },
 }
 
-/// The text of a request as it is generated; an iterator that ends when all sequences have ended.
+/// The text of a request while it is generated; an iterator that ends when all sequences have ended.
 #[derive(Debug)]
 pub struct TextStream {
     events: RequestStream,
@@ -73,7 +73,7 @@ impl TextStream {
         self.events.abort(index);
     }
 
-    /// A way to give up the request while another thread waits for its events.
+    /// A handle to abort the request while another thread waits for its events.
     #[must_use]
     pub fn abort_handle(&self) -> AbortHandle {
         self.events.abort_handle()

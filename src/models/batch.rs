@@ -12,7 +12,7 @@ pub struct InputBatch {
     pub positions: Vec<u32>,
     /// Rows, block tables and slots.
     pub attention: AttentionMetadata,
-    /// Tokens whose logits are wanted, ascending.
+    /// Tokens whose logits are requested, ascending.
     pub logits_indices: Vec<usize>,
     /// The tokens, if a device has sampled them; `token_ids` then has the right length and anything in it.
     pub sampled: Option<SampledTokens>,
@@ -28,7 +28,7 @@ impl InputBatch {
         self.sampled = None;
     }
 
-    /// Checks that the lists have one length and that logits are wanted of tokens that exist, in their order.
+    /// Checks that the lists have one length and that logits are requested of tokens that exist, in their order.
     /// Whether
     /// blocks, positions and token ids exist is checked by the ops that use them.
     ///
@@ -45,11 +45,11 @@ impl InputBatch {
         }
         let indices = &self.logits_indices;
         if let Some(index) = indices.iter().find(|index| **index >= num_tokens) {
-            return Err(Error::internal(format!("logits of token {index} of {num_tokens} are wanted")));
+            return Err(Error::internal(format!("logits of token {index} of {num_tokens} are requested")));
         }
         if !indices.is_sorted_by(|a, b| a < b) {
             return Err(Error::internal(format!(
-                "logits are wanted of the tokens {indices:?}, not in order"
+                "logits are requested of the tokens {indices:?}, not in order"
             )));
         }
         Ok(())

@@ -1,19 +1,19 @@
 //! How large cached keys and values can be, from the weights: half precision does not hold them all.
 //!
-//! What a projection is given has been normalised, so its length is known, and with it what a row of weights can make of
-//! it. That is a bound for any input; of published models it is far below what half precision holds.
+//! The input of a projection is normalised, so its length is known, and with it the largest output of a row of weights.
+//! That bounds every input; for published models it is far below the limit of half precision.
 
 use std::thread;
 
 use crate::Result;
 use crate::config::{ModelConfig, QkNorm, RopeScaling};
-use crate::ops::cpu::range::ProductRange;
+use crate::ops::cpu::range::OutputRange;
 use crate::weights::Checkpoint;
 
-/// What weights that are converted at load may be larger than those of the file.
+/// The factor by which weights that are converted at load may exceed those of the file.
 const CONVERSION: f32 = 1.05;
 
-/// The range of what is cached.
+/// The range of cached values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CachedRange {
     /// The layer with the largest bound.
@@ -25,7 +25,7 @@ pub struct CachedRange {
 }
 
 /// Reads the weights of keys and values with this many threads, and those of queries where these are rounded to the type
-/// of keys. None if they cannot be read, which whoever loads them says, or if some are not numbers.
+/// of keys. None if they cannot be read, which loading reports, or if some are not numbers.
 #[must_use]
 pub fn cached_range(
     checkpoint: &Checkpoint,
@@ -45,7 +45,7 @@ pub fn cached_range(
         threads.into_iter().map(|thread| thread.join().ok().flatten()).collect::<Option<Vec<_>>>()
     })?;
     let mut largest: Option<CachedRange> = None;
-    for (layer, ProductRange { at_most, at_least }) in ranges.into_iter().flatten() {
+    for (layer, OutputRange { at_most, at_least }) in ranges.into_iter().flatten() {
         if !at_most.is_finite() {
             return None;
         }
@@ -66,7 +66,7 @@ fn of_layer(
     config: &ModelConfig,
     layer: usize,
     has_queries: bool,
-) -> Result<ProductRange> {
+) -> Result<OutputRange> {
     let read = |name: &str| checkpoint.tensor(&format!("blk.{layer}.{name}"))?.to_f32();
     let read_norm = |name: &str| {
         let mut weight = read(name)?;
@@ -79,16 +79,16 @@ fn of_layer(
     let normalised = |scale: &[f32]| {
         let largest = scale.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
         let at_most = largest * (scale.len() as f32).sqrt();
-        ProductRange { at_most, at_least: 0.0 }
+        OutputRange { at_most, at_least: 0.0 }
     };
-    // Rotation makes of two values one as long as both, and some scalings make it longer.
-    let factor = match *config.rope.scaling.behind_divisors() {
+    // A rotation turns two values into one with the length of both, and some scalings make it longer.
+    let factor = match *config.rope.scaling.without_divisors() {
         RopeScaling::Yarn { attention_factor, .. } | RopeScaling::Long { attention_factor, .. } => {
             attention_factor as f32
         }
         _ => 1.0,
     };
-    let rotated = |range: ProductRange| ProductRange {
+    let rotated = |range: OutputRange| OutputRange {
         at_most: range.at_most * factor * std::f32::consts::SQRT_2,
         // The first token is not rotated.
         at_least: range.at_least * factor,
@@ -96,13 +96,13 @@ fn of_layer(
     if let Some(latent) = &config.latent_attention {
         let rows = read("attn_kv_a_mqa.weight")?;
         let first = latent.kv_lora_rank.saturating_mul(config.hidden_size).min(rows.len());
-        let keys = ProductRange::of(&rows[first..], &norm, None, length);
+        let keys = OutputRange::of(&rows[first..], &norm, None, length);
         return Ok(normalised(&read("attn_kv_a_norm.weight")?).and(rotated(keys)));
     }
     let projected = |name: &str| {
         let bias = config.qkv_bias.then(|| read(&format!("{name}.bias"))).transpose()?;
         let rows = read(&format!("{name}.weight"))?;
-        Ok::<_, crate::Error>(ProductRange::of(&rows, &norm, bias.as_deref(), length))
+        Ok::<_, crate::Error>(OutputRange::of(&rows, &norm, bias.as_deref(), length))
     };
     let heads = |name: &str| match config.architecture.qk_norm {
         QkNorm::Heads | QkNorm::All => Ok(normalised(&read_norm(&format!("{name}_norm.weight"))?)),

@@ -1,4 +1,4 @@
-//! What decoder-only models have in common: tokens in, layers one after the other, logits out.
+//! Common code of decoder-only models: embeds tokens, runs the layers, computes logits.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ impl<A: SelfAttention> Layer<A> {
         })
     }
 
-    /// Adds to the residual stream what the layer makes of it.
+    /// Adds the layer's output to the residual stream.
     ///
     /// # Errors
     /// If the batch does not fit the cache or the activations.
@@ -46,7 +46,7 @@ impl<A: SelfAttention> Layer<A> {
     }
 }
 
-/// A decoder, by the kind of its attention. What else models differ in, the layers take from the configuration.
+/// A decoder, by the kind of its attention. The layers read other differences between models from the configuration.
 #[derive(Debug)]
 pub(super) struct DecoderLm<A> {
     config: ModelConfig,
@@ -122,7 +122,7 @@ impl<A: SelfAttention> CausalLm for DecoderLm<A> {
         let step = &device_inputs.upload(context, step, cache)?;
         embed(context, step, &self.embedding, self.config.embedding_scale, &mut activations.hidden)?;
         for (index, layer) in self.layers.iter().enumerate() {
-            // Behind the last layer's attention, only tokens whose logits are wanted matter.
+            // After the last layer's attention, only tokens whose logits are requested matter.
             let is_last = index + 1 == self.layers.len();
             let only_outputs = is_last && mtp.is_none() && outputs.len() < batch.token_ids.len();
             let input = LayerInput { context, step, ropes: &self.ropes, layer: index, only_outputs };
@@ -153,8 +153,8 @@ impl<A: SelfAttention> CausalLm for DecoderLm<A> {
 }
 
 impl<A: SelfAttention> DecoderLm<A> {
-    /// A pass of the MTP block, whose states are then in the residual stream; those of the outputs alone, if there are fewer.
-    /// First it is given what is there now, if `from_itself`.
+    /// A pass of the MTP block, whose states are then in the residual stream; if there are fewer outputs, only those of
+    /// the outputs. With `from_itself`, its input is the current residual stream.
     fn run_mtp(&mut self, batch: &InputBatch, cache: &mut KvCache, from_itself: bool) -> Result<()> {
         let Self { context, activations, device_inputs, mtp, .. } = self;
         let mtp = mtp.as_mut().ok_or_else(|| Error::internal("the model has no MTP block"))?;
@@ -205,7 +205,7 @@ impl<A: SelfAttention> Mtp for DecoderLm<A> {
         self.mtp_logits()
     }
 
-    fn predict_behind(&mut self, batch: &InputBatch, cache: &mut KvCache) -> Result<&Buffer> {
+    fn predict_after(&mut self, batch: &InputBatch, cache: &mut KvCache) -> Result<&Buffer> {
         self.run_mtp(batch, cache, true)?;
         self.mtp_logits()
     }

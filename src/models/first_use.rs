@@ -1,22 +1,23 @@
-//! What would be compiled in a model's first steps, compiled before.
+//! Compiles the kernels of a model's first steps in advance.
 
 use std::sync::Arc;
 
 use super::{InputBatch, LoadOptions, load};
 use crate::Result;
 use crate::config::ModelConfig;
-use crate::ops::{Context, DeviceSampler, KvCache, KvCacheDType, RowForm, SampleParams};
+use crate::ops::{Context, DeviceSampler, KvCache, KvCacheDType, RowMode, SampleParams};
 use crate::weights::Checkpoint;
 
-/// Numbers of tokens and of sequences that are tried, besides powers of two and the most that there can be: more than a
-/// tile of any kernel has rows whose form depends on more than the next power of two.
+/// Numbers of tokens and of sequences that are tried, in addition to powers of two and the maximum: more than a
+/// tile of any kernel has rows whose kernel plan depends on more than the next power of two.
 const MAX_ROWS: usize = 64;
 
-/// Compiles every kernel that the model takes in any step within these limits; nothing, if the device has none to
-/// compile. `on_progress` hears how many of how many are compiled, from any thread, and says whether to go on.
+/// Compiles every kernel that the model uses in any step within these limits; does nothing if the device compiles no
+/// kernels. Calls `on_progress`, from any thread, with the number of compiled kernels and of all; it returns whether to
+/// continue.
 ///
 /// # Errors
-/// Those of loading the model, except for its weights, which are not read, and what the device's compiler says.
+/// Those of loading the model, except for its weights, which are not read, and those of the device's compiler.
 pub fn compile_kernels(
     checkpoint: &Checkpoint,
     config: &ModelConfig,
@@ -32,7 +33,7 @@ pub fn compile_kernels(
     let mut cache = KvCache::new(&dry_run, &cached, 1, options.block_size, kv_cache_dtype)?;
     let mut sampler = DeviceSampler::new(&dry_run)?;
     let mut batch = InputBatch::default();
-    let mut forward = |sequences: &[Sequence], num_outputs: usize| {
+    let mut forward = |sequences: &[WarmUpSequence], num_outputs: usize| {
         fill(&mut batch, sequences, num_outputs, options.block_size);
         let logits = model.forward(&batch, &mut cache)?;
         if let Some(sampler) = &mut sampler {
@@ -40,11 +41,11 @@ pub fn compile_kernels(
             sampler.begin(&dry_run, std::iter::once(SampleParams::greedy()), 1)?;
             sampler.launch(&dry_run, logits)?;
         }
-        // The block that drafts has the same tokens behind the layers.
+        // The block that drafts has the same tokens after the layers.
         if let Some(mtp) = model.mtp() {
             mtp.follow(&batch, &mut cache)?;
             if batch.token_ids.len() == 1 {
-                mtp.predict_behind(&batch, &mut cache)?;
+                mtp.predict_after(&batch, &mut cache)?;
             }
         }
         Ok::<_, crate::Error>(())
@@ -55,24 +56,25 @@ pub fn compile_kernels(
     let counts =
         |most: usize| (1..=most.min(MAX_ROWS)).chain(doubled(most)).chain((most > MAX_ROWS).then_some(most));
     for num_sequences in counts(max_num_rows.min(max_num_batched_tokens)) {
-        let mut sequences = vec![Sequence { num_tokens: 1, len: 1, form: RowForm::Decode }; num_sequences];
+        let mut sequences =
+            vec![WarmUpSequence { num_tokens: 1, len: 1, mode: RowMode::Decode }; num_sequences];
         forward(&sequences, num_sequences)?;
-        // A long context is computed in pieces, which are merged.
+        // A long context is computed in chunks, which are merged.
         sequences[0].len = max_model_len;
         forward(&sequences, num_sequences)?;
     }
     // Drafted tokens.
     if options.num_speculative_tokens > 0 && max_num_batched_tokens > 1 && max_model_len > 1 {
         for len in [2, max_model_len] {
-            forward(&[Sequence { num_tokens: 2, len, form: RowForm::Decode }], 2)?;
+            forward(&[WarmUpSequence { num_tokens: 2, len, mode: RowMode::Decode }], 2)?;
         }
     }
-    // Chunks of prompts, also in both forms.
-    let has_forms = config.latent_attention.is_some();
-    let forms = if has_forms { &[RowForm::Prefill, RowForm::Expanded][..] } else { &[RowForm::Prefill] };
+    // Chunks of prompts, also in both modes.
+    let has_modes = config.latent_attention.is_some();
+    let modes = if has_modes { &[RowMode::Prefill, RowMode::Expanded][..] } else { &[RowMode::Prefill] };
     for num_tokens in counts(max_num_batched_tokens.min(max_model_len)) {
-        for form in forms.iter().copied() {
-            let prompt = [Sequence { num_tokens, len: num_tokens, form }];
+        for mode in modes.iter().copied() {
+            let prompt = [WarmUpSequence { num_tokens, len: num_tokens, mode }];
             forward(&prompt, 1)?;
             forward(&prompt, num_tokens.min(max_num_rows))?;
         }
@@ -86,21 +88,21 @@ pub fn compile_kernels(
 
 /// The last tokens of a sequence, which a step computes.
 #[derive(Debug, Clone, Copy)]
-struct Sequence {
+struct WarmUpSequence {
     num_tokens: usize,
     len: usize,
-    form: RowForm,
+    mode: RowMode,
 }
 
 /// A step of these sequences, all of whose tokens are in the one block that there is.
-fn fill(batch: &mut InputBatch, sequences: &[Sequence], num_outputs: usize, block_size: usize) {
+fn fill(batch: &mut InputBatch, sequences: &[WarmUpSequence], num_outputs: usize, block_size: usize) {
     batch.clear();
     let attention = &mut batch.attention;
     attention.block_size = block_size;
-    for &Sequence { num_tokens, len, form } in sequences {
+    for &WarmUpSequence { num_tokens, len, mode } in sequences {
         attention.slot_mapping.resize(attention.slot_mapping.len() + num_tokens, 0);
-        let num_expanded = if form == RowForm::Expanded { len } else { 0 };
-        attention.push(len - num_tokens..len, num_expanded, form, |_| 0);
+        let num_expanded = if mode == RowMode::Expanded { len } else { 0 };
+        attention.push(len - num_tokens..len, num_expanded, mode, |_| 0);
     }
     let num_tokens = attention.slot_mapping.len();
     batch.token_ids.resize(num_tokens, 0);

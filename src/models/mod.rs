@@ -1,7 +1,7 @@
 //! Models: from the tokens of a step to logits.
 //!
-//! A model sees token ids, positions and block tables, never sequences or requests. Which architectures
-//! there are is listed in [`crate::config::ARCHITECTURES`]; [`layers`](crate::layers) has their parts.
+//! A model sees token ids, positions and block tables, never sequences or requests. [`crate::config::ARCHITECTURES`]
+//! lists the architectures; [`layers`](crate::layers) has their layers.
 
 mod batch;
 mod cached_range;
@@ -30,7 +30,7 @@ use decoder::DecoderLm;
 
 /// A language model with its weights and the memory of a step.
 pub trait CausalLm: Send {
-    /// What the model is.
+    /// The model's configuration.
     fn config(&self) -> &ModelConfig;
 
     /// The device that it is on.
@@ -61,14 +61,14 @@ pub struct LoadOptions {
     pub max_num_batched_tokens: usize,
     /// Most sequences in a step.
     pub max_num_seqs: usize,
-    /// Most drafted tokens in a step beside a token of each sequence.
+    /// Most drafted tokens in a step in addition to a token of each sequence.
     pub num_speculative_tokens: usize,
     /// Tokens of a block of the cache, or fewer.
     pub block_size: usize,
 }
 
 impl LoadOptions {
-    /// What attention has to be ready for.
+    /// The limits of the model's attention.
     pub(crate) fn attention_limits(&self, config: &ModelConfig) -> AttentionLimits {
         AttentionLimits {
             heads: config.attention_heads(),
@@ -103,7 +103,7 @@ impl LoadOptions {
 ///
 /// # Errors
 /// If a tensor is missing, has another shape than `config` says or cannot be read, if the checkpoint has tensors that
-/// the architecture has no use for, or the device has no kernels for it.
+/// the architecture does not use, or the device has no kernels for it.
 pub fn load(
     checkpoint: &Checkpoint,
     config: &ModelConfig,

@@ -1,8 +1,8 @@
-//! The block behind the layers that predicts the token after the next (multi-token prediction, MTP).
+//! The block after the layers that predicts the token after the next (multi-token prediction, MTP).
 //!
-//! For the token at a position it is given what the model makes of it (the hidden state behind the last norm) and the token
-//! that follows, and says which one comes behind that. It is a layer like the others with a cache of its own: the row of the
-//! model's next layer. To go on, it is given its own hidden state in place of the model's.
+//! For the token at a position, its inputs are the model's hidden state after the last norm and the token that follows;
+//! it predicts the token after that one. It is a layer like the others with its own cache: the row of the model's next
+//! layer. To predict further tokens, its own hidden state replaces the model's.
 
 use super::InputBatch;
 use super::decoder::Layer;
@@ -14,46 +14,46 @@ use crate::ops::{
     norm_linear, norm_part, norm_residual,
 };
 
-/// A model that predicts further tokens with a block of its own.
+/// A model that predicts further tokens with an MTP block.
 pub trait Mtp {
-    /// Computes the block for the tokens of the last [forward pass](super::CausalLm::forward), from what that has left.
-    /// `batch` is the same but for `token_ids`, in which each token has been replaced by the one behind it, and for
+    /// Computes the block for the tokens of the last [forward pass](super::CausalLm::forward), from its hidden states.
+    /// `batch` is the same except for `token_ids`, in which each token has been replaced by the one after it, and for
     /// `logits_indices`. Returns the block's states of these, `[logits_indices.len(), hidden]`.
     ///
     /// # Errors
     /// As [`forward`](super::CausalLm::forward).
     fn follow(&mut self, batch: &InputBatch, cache: &mut KvCache) -> Result<&Buffer>;
 
-    /// The logits of the token behind the next one, `[1, vocab_size]`, from a state of [`follow`](Self::follow).
+    /// The logits of the token after the next one, `[1, vocab_size]`, from a state of [`follow`](Self::follow).
     ///
     /// # Errors
     /// [`crate::ErrorKind::Internal`] if that is of another width, or the device failed.
     fn predict(&mut self, state: &[f32]) -> Result<&Buffer>;
 
-    /// The logits behind the single token of `batch`, `[1, vocab_size]`, if the last prediction is right that it comes.
+    /// The logits after the single token of `batch`, `[1, vocab_size]`, if the last prediction is right that it comes.
     ///
     /// # Errors
     /// As [`forward`](super::CausalLm::forward).
-    fn predict_behind(&mut self, batch: &InputBatch, cache: &mut KvCache) -> Result<&Buffer>;
+    fn predict_after(&mut self, batch: &InputBatch, cache: &mut KvCache) -> Result<&Buffer>;
 }
 
-/// The block with the memory that it needs beside that of the layers.
+/// The block with the memory that it needs in addition to that of the layers.
 #[derive(Debug)]
 pub(super) struct MtpBlock<A> {
     token_norm: RmsNorm,
     state_norm: RmsNorm,
     /// The halves of the projection of both, by its columns.
-    token_part: Linear,
-    state_part: Linear,
+    token_projection: Linear,
+    state_projection: Linear,
     layer: Layer<A>,
     index: usize,
-    /// Behind the layer.
+    /// After the layer.
     pub(super) norm: RmsNorm,
     /// None if it is the model's.
     embedding: Option<Matrix>,
     /// None if it is the model's.
     pub(super) head: Option<Matrix>,
-    /// Hidden states behind a norm, `[tokens, hidden]`.
+    /// Hidden states after a norm, `[tokens, hidden]`.
     states: Buffer,
     /// Embeddings of the tokens that follow, `[tokens, hidden]`.
     tokens: Buffer,
@@ -77,13 +77,14 @@ impl<A: SelfAttention> MtpBlock<A> {
         let own = |name: &str, original: &str| {
             loader.matrix_unless_copied(&format!("{prefix}.{name}.weight"), original, vocab, hidden)
         };
-        let [token_part, state_part] = loader.halves(&format!("{prefix}.eh_proj"), hidden, hidden)?;
+        let [token_projection, state_projection] =
+            loader.halves(&format!("{prefix}.eh_proj"), hidden, hidden)?;
         let head = if config.tie_word_embeddings { "token_embd.weight" } else { "output.weight" };
         Ok(Self {
             token_norm: norm("enorm")?,
             state_norm: norm("hnorm")?,
-            token_part,
-            state_part,
+            token_projection,
+            state_projection,
             layer: Layer::load(loader, config, index)?,
             index,
             norm: norm("shared_head_norm")?,
@@ -135,11 +136,11 @@ impl<A: SelfAttention> MtpBlock<A> {
             num_tokens,
             tokens,
             Some(&self.token_norm),
-            [&self.token_part],
+            [&self.token_projection],
             hidden,
         )?;
         norm_part(context, num_tokens, states, 0, &self.state_norm)?;
-        linear_residual(context, scratch, num_tokens, states, &self.state_part, hidden)?;
+        linear_residual(context, scratch, num_tokens, states, &self.state_projection, hidden)?;
         self.layer.forward(LayerInput { layer: self.index, ..input }, act, cache)
     }
 }

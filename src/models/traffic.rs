@@ -1,8 +1,8 @@
-//! What generating a token reads of a model's weights, from the headers of its files alone.
+//! The bytes of weights that a generated token reads, from the headers of a model's files alone.
 //!
-//! On most machines memory decides how fast tokens are generated: a step reads the matrices that its tokens go
-//! through once, whatever the number of tokens. This is the one place that says which matrices those are, for what is
-//! told of a model before it is loaded and for what is measured afterwards.
+//! On most machines memory bandwidth limits generation: a step reads the matrices that its tokens go through once, for
+//! every number of tokens. Only this function lists those matrices, for reports before loading and for measurements
+//! after it.
 
 use crate::Result;
 use crate::config::{LatentAttentionConfig, ModelConfig};
@@ -10,8 +10,8 @@ use crate::weights::{Checkpoint, DType, FileType, Quantizer};
 
 /// Parameters of a model, and the bytes of them that a step reads, in the types that they have when loaded.
 ///
-/// Of an embedding that is not also the head nothing counts as read: it is a row for each token. Layers that are not
-/// loaded (those that predict further tokens) do not count at all.
+/// An embedding that is not also the head counts as zero: it is a row for each token. Layers that are not loaded (those
+/// that predict further tokens) do not count at all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WeightTraffic {
     /// Parameters of the model.
@@ -20,8 +20,8 @@ pub struct WeightTraffic {
     pub num_common_parameters: u64,
     /// Bytes of attention in all layers, with its norms.
     pub attention_bytes: u64,
-    /// Bytes of what every token goes through behind attention: feed-forward networks of layers without experts, those
-    /// beside the experts, routers and norms.
+    /// Bytes of the weights that every token goes through after attention: feed-forward networks of layers without
+    /// experts, shared experts, routers and norms.
     pub feed_forward_bytes: u64,
     /// Experts to choose from, if there are any.
     pub experts: Option<ExpertTraffic>,
@@ -29,7 +29,7 @@ pub struct WeightTraffic {
     pub head_bytes: u64,
 }
 
-/// The part of the weights of which every token reads another piece.
+/// The weights of which every token reads another range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertTraffic {
     /// Parameters of all experts of all layers.
@@ -43,10 +43,9 @@ pub struct ExpertTraffic {
 }
 
 impl ExpertTraffic {
-    /// Bytes that a step with one token of each of so many sequences reads: an expert is read once, however many of
-    /// the tokens it was chosen for. Whose experts are the same is not known before; this is the mean over tokens that
-    /// choose independently and each expert as often, `1 - (1 - k/E)^n` of all. Real routers favour some experts, so
-    /// they read less.
+    /// Bytes that a step with one token of each of this many sequences reads: an expert is read once, for any number of
+    /// tokens that chose it. The overlap of choices is unknown beforehand; this is the mean over tokens that choose
+    /// independently and uniformly, `1 - (1 - k/E)^n` of all. Real routers favour some experts, so they read less.
     #[must_use]
     pub fn bytes_per_step(&self, num_sequences: usize) -> u64 {
         let chosen = self.num_experts_per_tok as f64 / self.num_experts.max(1) as f64;
@@ -56,8 +55,8 @@ impl ExpertTraffic {
 }
 
 impl WeightTraffic {
-    /// Counts the tensors of a checkpoint, as they are after conversion by `quantizer`, if there is one, on a device that
-    /// keeps types of files as `kept_as` says.
+    /// Counts the tensors of a checkpoint, after conversion by `quantizer`, if there is one, on a device that keeps
+    /// types of files as `kept_as` returns.
     ///
     /// # Errors
     /// If a tensor cannot be read.
@@ -71,7 +70,7 @@ impl WeightTraffic {
         for name in checkpoint.tensor_names() {
             // One that cannot be read is either refused at load or one that no model uses.
             let Ok(tensor) = checkpoint.tensor(name) else { continue };
-            // One that is converted anyhow gets the type that was asked for.
+            // One that is converted anyhow gets the requested type.
             let stored = match quantizer {
                 Some(quantizer) if tensor.is_packed() => quantizer.loaded_type_of(&tensor),
                 _ => tensor.stored(),
@@ -90,7 +89,7 @@ impl WeightTraffic {
         self.num_common_parameters + chosen
     }
 
-    /// Bytes that a step with one token of each of so many sequences reads.
+    /// Bytes that a step with one token of each of this many sequences reads.
     #[must_use]
     pub fn bytes_per_step(&self, num_sequences: usize) -> u64 {
         let experts = self.experts.map_or(0, |experts| experts.bytes_per_step(num_sequences));
@@ -116,29 +115,29 @@ impl WeightTraffic {
         shape: &[usize],
         stored: FileType,
     ) -> Result<()> {
-        let Some(part) = Part::of(name, config) else { return Ok(()) };
+        let Some(component) = Component::of(name, config) else { return Ok(()) };
         let num_parameters = shape.iter().product::<usize>() as u64;
         let num_bytes = loaded_bytes(config, quantizer, kept_as, name, shape, stored)?;
         self.num_parameters += num_parameters;
-        match (part, &mut self.experts) {
-            (Part::Embedding, _) => return Ok(()),
-            (Part::Experts, Some(experts)) => {
+        match (component, &mut self.experts) {
+            (Component::Embedding, _) => return Ok(()),
+            (Component::Experts, Some(experts)) => {
                 experts.num_parameters += num_parameters;
                 experts.num_bytes += num_bytes;
                 return Ok(());
             }
-            (Part::Attention, _) => self.attention_bytes += num_bytes,
-            (Part::Head, _) => self.head_bytes += num_bytes,
-            (Part::FeedForward | Part::Experts, _) => self.feed_forward_bytes += num_bytes,
+            (Component::Attention, _) => self.attention_bytes += num_bytes,
+            (Component::Head, _) => self.head_bytes += num_bytes,
+            (Component::FeedForward | Component::Experts, _) => self.feed_forward_bytes += num_bytes,
         }
         self.num_common_parameters += num_parameters;
         Ok(())
     }
 }
 
-/// What a tensor belongs to.
+/// The class of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum Component {
     Embedding,
     Attention,
     FeedForward,
@@ -146,8 +145,8 @@ enum Part {
     Head,
 }
 
-impl Part {
-    /// By its canonical name; none for what is not loaded, or holds no parameters.
+impl Component {
+    /// By its canonical name; none for tensors that are not loaded, or that hold no parameters.
     fn of(name: &str, config: &ModelConfig) -> Option<Self> {
         match name {
             "token_embd.weight" if config.tie_word_embeddings => return Some(Self::Head),
@@ -193,7 +192,7 @@ fn loaded_bytes(
         _ if name.ends_with("ffn_gate_inp.weight") || name.ends_with(".bias") => {
             DType::F32.row_bytes(num_elements)?
         }
-        // The projections of keys are turned over, for which blocks are taken apart.
+        // The projections of keys are turned over, for which blocks are decoded.
         (Some(latent), &[rows, rank]) if name.ends_with("attn_kv_b.weight") => {
             let LatentAttentionConfig { qk_nope_head_dim: key_dim, v_head_dim: value_dim, .. } = *latent;
             let num_heads = rows / (key_dim + value_dim).max(1);

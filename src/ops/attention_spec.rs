@@ -1,4 +1,4 @@
-//! What attention of a layer is: the layer owns it, the ops are told.
+//! The attention of a layer: the layer owns the spec and passes it to the ops.
 
 use crate::ops::cpu::attention::{self, AttentionHeads};
 use crate::ops::weights::Vector;
@@ -8,24 +8,24 @@ use crate::ops::weights::Vector;
 pub struct AttentionSpec {
     /// Its heads.
     pub heads: AttentionHeads,
-    /// What scores are multiplied by.
+    /// The factor of scores.
     pub scale: f64,
-    /// A token attends to itself and the `window - 1` tokens before it; to all before it if none.
+    /// A token attends to itself and the `window - 1` tokens before it; without a window, to all before it.
     pub window: Option<usize>,
     /// Scores become `soft_cap · tanh(score / soft_cap)`.
     pub soft_cap: Option<f64>,
-    /// For each query head, a score without a value that takes part in the softmax.
+    /// For each query head, a score without a value that is included in the softmax.
     pub sinks: Option<Vector>,
 }
 
 impl AttentionSpec {
-    /// Attention to all tokens before a token, with nothing special.
+    /// Causal attention over all earlier tokens, without window, soft cap or sinks.
     #[must_use]
     pub fn plain(heads: AttentionHeads, scale: f64) -> Self {
         Self { heads, scale, window: None, soft_cap: None, sinks: None }
     }
 
-    /// For the CPU's kernels.
+    /// The spec for the CPU kernels.
     pub(super) fn cpu(&self) -> attention::AttentionSpec<'_> {
         attention::AttentionSpec {
             heads: self.heads,
@@ -36,7 +36,7 @@ impl AttentionSpec {
         }
     }
 
-    /// Whether it is the softmax of scores as they are, over all positions.
+    /// Whether it is plain softmax attention: no window, soft cap or sinks.
     pub(super) fn is_plain(&self) -> bool {
         self.window.is_none() && self.soft_cap.is_none() && self.sinks.is_none()
     }

@@ -1,4 +1,4 @@
-//! How fast memory is: what the speed of generation is measured against.
+//! Memory bandwidth: the bound on the speed of generation.
 
 use std::time::{Duration, Instant};
 
@@ -8,37 +8,36 @@ use crate::ops::cpu::pool::ThreadPool;
 use crate::ops::cpu::simd::CpuLevel;
 use crate::ops::device::{Device, on_device};
 
-/// Bytes that are read in a pass: more than the last-level cache of any machine this is likely to run
-/// on, so that a pass starts with none of its data cached.
+/// Bytes of a pass: more than the last-level cache of any likely machine, so that a pass starts uncached.
 pub(super) const NUM_BYTES: usize = 512 << 20;
 
-/// Passes of which the best counts, at least: anything else on the machine can only make one slower.
+/// Minimum passes; the fastest counts, because other work on the machine can only make one slower.
 const NUM_PASSES: usize = 8;
 
-/// How long passes go on. What others do to the memory of a shared machine often lasts longer than a few passes.
+/// The duration of all passes. Other work on a shared machine's memory often lasts longer than a few passes.
 pub(super) const DURATION: Duration = Duration::from_millis(600);
 
-/// How fast a memory is.
+/// The bandwidth of a memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MemoryBandwidth {
-    /// As measured.
+    /// The measured value.
     pub bytes_per_second: f64,
-    /// What was measured: `reading`, or `copying`, which counts what is read and what is written.
+    /// The kind of measurement: `reading`, or `copying`, which counts reads and writes.
     pub access: &'static str,
 }
 
-/// The measured bandwidth of the memory that the context computes in: on the CPU what all of its threads read, as
-/// they read weights when they generate; on a GPU what a copy reads and writes.
+/// The measured bandwidth of the context's memory. On the CPU all of its threads read, as they read weights in decode
+/// steps; on a GPU a copy reads and writes.
 ///
 /// Takes half a gibibyte of that memory and about a second.
 ///
-/// None if there is no such measurement for what computes, or no memory left for it.
+/// None if the device has no such measurement, or no memory left for it.
 #[must_use]
 pub fn measure_bandwidth(context: &Context) -> Option<MemoryBandwidth> {
     on_device!(context.backend(), |device| device.bandwidth())
 }
 
-/// What a device implements of it.
+/// The operation of a device.
 pub(crate) trait Bandwidth: Device {
     /// [`measure_bandwidth`].
     fn bandwidth(&self) -> Option<MemoryBandwidth> {
@@ -46,7 +45,7 @@ pub(crate) trait Bandwidth: Device {
     }
 }
 
-/// The best of some passes of the threads over so many bytes, in bytes per second.
+/// The fastest of some passes of the threads over this many bytes, in bytes per second.
 pub(super) fn best_pass(
     pool: &ThreadPool,
     level: CpuLevel,

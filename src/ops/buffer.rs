@@ -9,19 +9,19 @@ use crate::{Error, ErrorKind, Result};
 
 /// Rows on a device.
 pub(crate) trait Rows: fmt::Debug {
-    /// Calls `read` with the first `len` values, after all work that a GPU still has to do.
+    /// Calls `read` with the first `len` values, after all queued work of a GPU.
     fn read<R>(&self, len: usize, read: impl FnOnce(&[f32]) -> R) -> Result<R>;
 
-    /// Calls `write` with the first `len` values, for what comes next to see.
+    /// Calls `write` with the first `len` values, before the ops that follow.
     fn write<R>(&mut self, len: usize, write: impl FnOnce(&mut [f32]) -> R) -> Result<R>;
 
-    /// The first `len` values with all the digits that the device computed.
+    /// The first `len` values in the device's full precision.
     fn read_exact(&self, len: usize) -> Result<Vec<f64>> {
         self.read(len, |values| values.iter().map(|value| f64::from(*value)).collect())
     }
 }
 
-/// What a device implements of buffers.
+/// The buffers of a device.
 pub(crate) trait NewRows: Device {
     /// Zeros, `[max_rows, width]`.
     fn new_rows(&self, max_rows: usize, width: usize, placement: Placement) -> Result<Self::Buffer>;
@@ -29,7 +29,7 @@ pub(crate) trait NewRows: Device {
 
 /// Rows of f32 in device memory that is allocated once and written in place: `[max_rows, width]`.
 ///
-/// A step uses the first rows; the rest keeps what earlier steps left.
+/// A step uses the first rows; the rest keeps values of earlier steps.
 #[derive(Debug)]
 pub struct Buffer {
     held: Held<Buffers>,
@@ -41,7 +41,7 @@ impl Buffer {
     /// Zeros, for the device alone.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Capacity`] if there is no memory.
+    /// [`crate::ErrorKind::Capacity`] if memory is exhausted.
     pub fn new(context: &Context, max_rows: usize, width: usize) -> Result<Self> {
         Self::placed(context, max_rows, width, Placement::Private)
     }
@@ -49,7 +49,7 @@ impl Buffer {
     /// Zeros, for the device and for the host, which reads them in every step.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Capacity`] if there is no memory.
+    /// [`crate::ErrorKind::Capacity`] if memory is exhausted.
     pub fn shared(context: &Context, max_rows: usize, width: usize) -> Result<Self> {
         Self::placed(context, max_rows, width, Placement::Shared)
     }
@@ -61,7 +61,7 @@ impl Buffer {
         Ok(Self { held, max_rows, width })
     }
 
-    /// Most rows of a step.
+    /// Maximum rows of a step.
     #[must_use]
     pub fn max_rows(&self) -> usize {
         self.max_rows
@@ -73,7 +73,7 @@ impl Buffer {
         self.width
     }
 
-    /// Calls `read` with the first `num_rows` rows, after all work that a GPU still has to do.
+    /// Calls `read` with the first `num_rows` rows, after all queued work of a GPU.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Internal`] if there are fewer rows or the work failed.
@@ -82,7 +82,7 @@ impl Buffer {
         with_held!(&self.held, |rows| rows.read(len, read))
     }
 
-    /// Calls `write` with the first `num_rows` rows, for what comes next to see.
+    /// Calls `write` with the first `num_rows` rows, before the ops that follow.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Internal`] if there are fewer rows or work on them failed.
@@ -91,7 +91,7 @@ impl Buffer {
         with_held!(&mut self.held, |rows| rows.write(len, write))
     }
 
-    /// The first `num_rows` rows with all the digits that the device computed.
+    /// The first `num_rows` rows in the device's full precision.
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -108,7 +108,7 @@ impl Buffer {
         &mut self.held
     }
 
-    /// Values of the first `num_rows` rows, if there are so many.
+    /// The number of values in the first `num_rows` rows, if they exist.
     pub(crate) fn len_of(&self, num_rows: usize) -> Result<usize> {
         if num_rows > self.max_rows {
             return Err(Error::internal(format!(

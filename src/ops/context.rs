@@ -1,4 +1,4 @@
-//! The device that ops run on, and the count of what was run.
+//! The device that ops run on, and a count of dispatches.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use crate::ops::gpu::{Gpu, GpuBackend, Tuning};
 use crate::ops::reference::ReferenceBackend;
 use crate::weights::{DType, FileType};
 
-/// A device with what its kernels need. Every op starts with `launch`, which says how it has to be done.
+/// A device with the resources of its kernels. Every op starts with `launch`, which returns the device.
 #[derive(Debug)]
 pub struct Context {
     device: DeviceBackend,
@@ -26,7 +26,7 @@ enum DeviceBackend {
     Reference(ReferenceBackend),
 }
 
-/// The implementation that an op has to take.
+/// The implementations that ops dispatch to.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Backend<'a> {
     Cpu(&'a CpuBackend),
@@ -47,7 +47,7 @@ impl Context {
         Self { device: DeviceBackend::Cpu(CpuBackend { pool, level }), num_dispatches: AtomicU64::new(0) }
     }
 
-    /// A GPU. The processor repacks weights for it, with as many threads as the system grants.
+    /// A GPU. The host repacks weights for it, with all threads that the system allows.
     #[must_use]
     pub fn gpu(gpu: Arc<dyn Gpu>) -> Self {
         let tuning = Tuning::of(gpu.class());
@@ -62,22 +62,24 @@ impl Context {
         }
     }
 
-    /// The same GPU with other forms of some kernels, and what is different about them: what `self-test` checks and
-    /// measures, so that the faster form can be told. Other devices have one form of everything.
+    /// The same GPU with other variants of some kernels, and their names: `self-test` checks and measures them, to find
+    /// the faster variant. Other devices have one variant only.
     #[must_use]
     pub fn alternatives(&self) -> Vec<(&'static str, Self)> {
         let DeviceBackend::Gpu(gpu) = &self.device else { return Vec::new() };
         let alternatives = gpu.tuning().alternatives().into_iter();
-        alternatives.map(|(form, tuning)| (form, Self::gpu_with(Arc::clone(gpu.device()), tuning))).collect()
+        alternatives
+            .map(|(variant, tuning)| (variant, Self::gpu_with(Arc::clone(gpu.device()), tuning)))
+            .collect()
     }
 
-    /// candle's own device: every op as it is defined, and not in a hurry.
+    /// candle's own device: every op by its definition, regardless of speed.
     #[must_use]
     pub fn reference(backend: ReferenceBackend) -> Self {
         Self { device: DeviceBackend::Reference(backend), num_dispatches: AtomicU64::new(0) }
     }
 
-    /// The same device for a dry run: ops on it take their kernels, but nothing is compiled and nothing is computed.
+    /// The same device for a dry run: ops request their kernels, but nothing is compiled and nothing is computed.
     /// None if the device has no kernels to compile.
     pub(crate) fn dry_run(&self) -> Option<Self> {
         match &self.device {
@@ -89,7 +91,7 @@ impl Context {
         }
     }
 
-    /// The type that this device keeps weights of a file as: exact in it, and the same one where there are kernels for it.
+    /// The type of a file's weights on this device: an exact one, and the file's own if there are kernels for it.
     #[must_use]
     pub fn kept_as(&self, file_type: FileType) -> FileType {
         match &self.device {
@@ -104,16 +106,16 @@ impl Context {
         DType::ALL.into_iter().filter(|dtype| self.kept_as((*dtype).into()) == FileType::Kept(*dtype))
     }
 
-    /// Whether weights are of no use on this device.
+    /// Whether this device reads no weights (a dry run).
     pub(crate) fn is_dry_run(&self) -> bool {
         matches!(&self.device, DeviceBackend::Gpu(gpu) if gpu.is_dry_run())
     }
 
-    /// Compiles what a dry run has used, on several threads. `on_progress` hears how many of how many kernels are
-    /// compiled, from any of them, and says whether to go on.
+    /// Compiles the kernels of a dry run on several threads. Calls `on_progress` with the number of compiled kernels
+    /// and of all, from any of the threads; it returns whether to continue.
     ///
     /// # Errors
-    /// What the device's compiler says.
+    /// The error of the device's compiler.
     pub(crate) fn compile(
         &self,
         dry_run: &Self,
@@ -127,7 +129,7 @@ impl Context {
         }
     }
 
-    /// What computes: the GPU's name, or the CPU's instruction set and threads.
+    /// The name of the device: the GPU's, or the CPU's instruction set and threads.
     #[must_use]
     pub fn description(&self) -> String {
         match &self.device {
@@ -141,35 +143,36 @@ impl Context {
         }
     }
 
-    /// Whether it is candle that computes.
+    /// Whether candle computes.
     #[must_use]
     pub fn is_reference(&self) -> bool {
         matches!(self.device, DeviceBackend::Reference(_))
     }
 
-    /// Whether it is our own kernels for GPUs that compute.
+    /// Whether the project's own GPU kernels compute.
     #[must_use]
     pub fn is_gpu(&self) -> bool {
         matches!(self.device, DeviceBackend::Gpu(_))
     }
 
-    /// Whether products round activations to half precision, for tensor cores.
+    /// Whether matmuls round activations to half precision, for tensor cores.
     pub(crate) fn has_tensor_cores(&self) -> bool {
         matches!(&self.device, DeviceBackend::Gpu(gpu) if gpu.tuning().has_tensor_cores())
     }
 
-    /// The most tokens of a step in which the results of a token have the same bits as alone, with the matrices loaded so far.
+    /// The maximum tokens of a step for which a token's results have the same bits as alone, with the matrices loaded
+    /// so far.
     #[must_use]
     pub fn max_exact_rows(&self) -> usize {
         match &self.device {
             DeviceBackend::Cpu(_) => usize::MAX,
             DeviceBackend::Gpu(gpu) => gpu.max_exact_rows(),
-            // Its products round differently for each size of a batch.
+            // Its matmuls round differently for each size of a batch.
             DeviceBackend::Reference(_) => 1,
         }
     }
 
-    /// Threads of the processor that take part.
+    /// Threads of the processor that compute.
     #[must_use]
     pub fn num_threads(&self) -> usize {
         match &self.device {
@@ -179,7 +182,7 @@ impl Context {
         }
     }
 
-    /// Instruction set of the CPU's kernels, if it is they that compute.
+    /// Instruction set of the CPU's kernels, if the CPU computes.
     #[must_use]
     pub fn cpu_level(&self) -> Option<CpuLevel> {
         match &self.device {
@@ -188,7 +191,7 @@ impl Context {
         }
     }
 
-    /// What the CPU's kernels need, if it is they that compute.
+    /// The resources of the CPU's kernels, if the CPU computes.
     pub(crate) fn cpu_backend(&self) -> Option<&CpuBackend> {
         match &self.device {
             DeviceBackend::Cpu(cpu) => Some(cpu),
@@ -196,7 +199,7 @@ impl Context {
         }
     }
 
-    /// The GPU, if our own kernels compute on one.
+    /// The GPU, if the project's own kernels compute on one.
     pub(crate) fn gpu_backend(&self) -> Option<&Arc<GpuBackend>> {
         match &self.device {
             DeviceBackend::Gpu(gpu) => Some(gpu),
@@ -215,8 +218,8 @@ impl Context {
         }
     }
 
-    /// Time spent in kernels since the start; of a GPU, the time spent waiting for it. The rest of a step is the
-    /// host's: scheduling, sampling, and the way from one kernel to the next.
+    /// Time spent in kernels since the start; for a GPU, the time spent waiting for it. The rest of a step is the
+    /// host's: scheduling, sampling, and the overhead of launches.
     #[must_use]
     pub fn kernel_time(&self) -> Duration {
         match &self.device {
@@ -226,13 +229,13 @@ impl Context {
         }
     }
 
-    /// Counts a dispatch and says how it has to be done. A GPU counts its kernels itself.
+    /// Counts a dispatch and returns the device. A GPU counts its kernels itself.
     pub(crate) fn launch(&self) -> Backend<'_> {
         self.num_dispatches.fetch_add(1, Ordering::Relaxed);
         self.backend()
     }
 
-    /// The device, for what is no part of a step.
+    /// The device, for work outside of a step.
     pub(crate) fn backend(&self) -> Backend<'_> {
         match &self.device {
             DeviceBackend::Cpu(cpu) => Backend::Cpu(cpu),

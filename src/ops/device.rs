@@ -1,12 +1,12 @@
-//! What a device is: the forms in which it has buffers, weights and the memory of ops, and every op.
+//! The definition of a device: its types for buffers, weights and the memory of ops, and every op.
 //!
-//! There are three devices, and this is the only list of them: the CPU with its kernels, GPUs, and candle, which defines
-//! the ops. An op is a trait in a file of its own here, with the function that layers call; its implementations have the
-//! same file name in `ops/cpu`, `ops/gpu` and `ops/reference`. [`Ops`] names all of them, so a device that lacks one does
-//! not compile.
+//! There are three devices, and this is the only list of them: the CPU with its kernels, GPUs, and candle, which
+//! defines the ops. An op is a trait in a file of its own here, with the function that layers call; its implementations
+//! have the same file name in `ops/cpu`, `ops/gpu` and `ops/reference`. [`Ops`] names all of them, so a device that
+//! lacks one does not compile.
 //!
-//! What lives on a device is [`Held`]: an operand that says which device's form it has. An implementation takes its own
-//! form out with [`Held::on`]; that it is another one's is an error of this file.
+//! [`Held`] is an operand with the type of its device. An implementation gets its own type with [`Held::on`]; an
+//! operand of another device is an error.
 
 use std::fmt;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ use crate::ops::step_inputs::InputOps;
 use crate::ops::weights::{DeviceMatrix, DeviceStack, WeightOps};
 use crate::{Error, Result};
 
-/// The forms that a device has of what ops take.
+/// A device's types for the operands of ops.
 pub(crate) trait Device: Sized {
     /// Rows of activations.
     type Buffer: Rows;
@@ -43,35 +43,35 @@ pub(crate) trait Device: Sized {
     type Matrix: DeviceMatrix;
     /// Matrices of one shape and type.
     type Stack: DeviceStack;
-    /// A vector of weights; the host has it in any case.
+    /// A vector of weights; the host always has a copy.
     type Vector: fmt::Debug + Send + Sync;
-    /// Memory of products with weights.
+    /// Memory of matmuls with weights.
     type LinearScratch: fmt::Debug + Send;
     /// The experts of the tokens of a step.
     type Routing: fmt::Debug + Send;
     /// The keys and values of a layer.
     type Pools: DevicePools;
-    /// The lists of a step, as kernels read them.
+    /// The batch metadata of a step, in the kernels' format.
     type Inputs: fmt::Debug + Send + Sync;
-    /// What samples tokens; where the host does, there is no value of it.
+    /// The sampler on the device; uninhabited if the host samples.
     type Sampler: fmt::Debug + Send;
     /// Cosines and sines.
     type Table: DeviceTable;
     /// Memory of attention.
     type AttentionScratch: fmt::Debug + Send;
-    /// Memory of latent attention with keys and values.
+    /// Memory of latent attention with expanded keys and values.
     type ExpandedScratch: fmt::Debug + Send;
 
-    /// The operand, if it has this device's form.
+    /// The operand, if it is this device's.
     fn of<K: Kind>(held: &Held<K>) -> Option<&K::Of<Self>>;
 
-    /// The same, to be written.
+    /// The same, for writing.
     fn of_mut<K: Kind>(held: &mut Held<K>) -> Option<&mut K::Of<Self>>;
 
-    /// The same, to be taken apart.
+    /// The same, by value.
     fn into_own<K: Kind>(held: Held<K>) -> Option<K::Of<Self>>;
 
-    /// An operand in this device's form.
+    /// An operand of this device.
     fn hold<K: Kind>(own: K::Of<Self>) -> Held<K>;
 }
 
@@ -104,12 +104,12 @@ impl Ops for CpuBackend {}
 impl Ops for Arc<GpuBackend> {}
 impl Ops for ReferenceBackend {}
 
-/// A kind of operand: its form on each device, and its name.
+/// A kind of operand: its type on each device, and its name.
 pub(crate) trait Kind {
-    /// The form.
+    /// The type.
     type Of<D: Device>: fmt::Debug;
 
-    /// What an error calls it.
+    /// Its name in errors.
     const NAME: &'static str;
 }
 
@@ -137,7 +137,7 @@ kinds! {
     /// [`Device::Vector`].
     Vectors = Vector, "a vector";
     /// [`Device::LinearScratch`].
-    LinearScratches = LinearScratch, "the memory of products";
+    LinearScratches = LinearScratch, "the memory of projected";
     /// [`Device::Routing`].
     Routings = Routing, "the experts of a step";
     /// [`Device::Pools`].
@@ -160,30 +160,30 @@ pub(crate) enum Held<K: Kind> {
     Cpu(K::Of<CpuBackend>),
     /// On a GPU.
     Gpu(K::Of<Arc<GpuBackend>>),
-    /// Where candle computes.
+    /// On candle's device.
     Reference(K::Of<ReferenceBackend>),
 }
 
 impl<K: Kind> Held<K> {
-    /// What is on `device`.
+    /// The operand, if it is on `device`.
     pub(crate) fn new<D: Ops>(_device: &D, own: K::Of<D>) -> Self {
         D::hold(own)
     }
 
-    /// The form of `device`.
+    /// The operand on `device`.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Internal`] if it has another one's.
+    /// [`crate::ErrorKind::Internal`] if it is on another device.
     pub(crate) fn on<D: Ops>(&self, _device: &D) -> Result<&K::Of<D>> {
         D::of(self).ok_or_else(elsewhere::<K>)
     }
 
-    /// The same, to be written.
+    /// The same, for writing.
     pub(crate) fn on_mut<D: Ops>(&mut self, _device: &D) -> Result<&mut K::Of<D>> {
         D::of_mut(self).ok_or_else(elsewhere::<K>)
     }
 
-    /// The same, to be taken apart.
+    /// The same, by value.
     pub(crate) fn take<D: Ops>(self, _device: &D) -> Result<K::Of<D>> {
         D::into_own(self).ok_or_else(elsewhere::<K>)
     }
@@ -203,8 +203,8 @@ fn elsewhere<K: Kind>() -> Error {
     Error::internal(format!("{} is used on another device than it is on", K::NAME))
 }
 
-/// Implements [`Device`] but for its types.
-macro_rules! forms {
+/// Implements [`Device`] except for its types.
+macro_rules! device_access {
     ($variant:ident) => {
         fn of<K: $crate::ops::device::Kind>(held: &$crate::ops::device::Held<K>) -> Option<&K::Of<Self>> {
             match held {
@@ -235,7 +235,7 @@ macro_rules! forms {
     };
 }
 
-/// Does the same with whichever form an operand has.
+/// Runs the same code for an operand of any device.
 macro_rules! with_held {
     ($held:expr, |$own:ident| $body:expr) => {
         match $held {
@@ -246,7 +246,7 @@ macro_rules! with_held {
     };
 }
 
-/// Does the same on whichever device it is: the only place where a device is chosen.
+/// Runs the same code on any device: the only dispatch on a device.
 macro_rules! on_device {
     ($backend:expr, |$device:ident| $body:expr) => {
         match $backend {
@@ -257,4 +257,4 @@ macro_rules! on_device {
     };
 }
 
-pub(crate) use {forms, on_device, with_held};
+pub(crate) use {device_access, on_device, with_held};

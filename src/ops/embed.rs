@@ -7,7 +7,7 @@ use crate::ops::step_inputs::StepInputs;
 use crate::ops::weights::Matrix;
 use crate::{Error, Result};
 
-/// What a device implements of it.
+/// The operation of a device.
 pub(crate) trait Embed: Device {
     /// [`embed`].
     fn embed(&self, step: &StepInputs<'_>, table: &Matrix, scale: f32, out: &mut Buffer) -> Result<()>;
@@ -18,7 +18,7 @@ pub(crate) trait Embed: Device {
 /// `table` is `[vocabulary, hidden]`, `out` is `[num_tokens, hidden]`.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Internal`] if a token is not in the vocabulary or shapes do not fit together.
+/// [`crate::ErrorKind::Internal`] if a token is not in the vocabulary or shapes do not match.
 pub fn embed(
     context: &Context,
     step: &StepInputs<'_>,
@@ -26,7 +26,7 @@ pub fn embed(
     scale: f32,
     out: &mut Buffer,
 ) -> Result<()> {
-    // Sampled tokens are not known here; one that is none is embedded as zeros.
+    // Tokens that the device sampled are unknown here; an invalid one is embedded as zeros.
     let known = if step.sampled.is_some() { &[] } else { step.token_ids };
     if let Some(token) = known.iter().find(|token| **token as usize >= table.rows()) {
         return Err(Error::internal(format!(

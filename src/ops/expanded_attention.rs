@@ -1,4 +1,4 @@
-//! Latent attention with keys and values, for rows with many new tokens.
+//! Latent attention with expanded keys and values, for sequences with many new tokens.
 
 use crate::ops::buffer::Buffer;
 use crate::ops::context::Context;
@@ -11,7 +11,7 @@ use crate::ops::step_inputs::StepInputs;
 use crate::ops::weights::MatrixStack;
 use crate::{Error, Result};
 
-/// What a device implements of it.
+/// The operations of a device.
 pub(crate) trait ExpandedAttention: Device {
     /// Memory for attention of these widths.
     fn expanded_scratch(
@@ -29,7 +29,7 @@ pub(crate) trait ExpandedAttention: Device {
     ) -> Result<()>;
 }
 
-/// What expanded attention reads.
+/// The inputs of expanded attention.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ExpandedOperands<'a> {
     pub(crate) shape: ExpandedShape,
@@ -43,7 +43,7 @@ pub(crate) struct ExpandedOperands<'a> {
     pub(crate) values: &'a MatrixStack,
 }
 
-/// The widths of expanded attention and the memory that it needs, allocated once.
+/// The widths of expanded attention and its memory, allocated once.
 #[derive(Debug)]
 pub struct ExpandedScratch {
     shape: ExpandedShape,
@@ -53,7 +53,7 @@ pub struct ExpandedScratch {
     held: Held<ExpandedScratches>,
 }
 
-/// What [`ExpandedScratch`] is made for.
+/// The parameters of [`ExpandedScratch`].
 #[derive(Debug, Clone, Copy)]
 pub struct ExpandedLimits {
     /// Query heads, each with a key and a value head of its own.
@@ -66,13 +66,13 @@ pub struct ExpandedLimits {
     pub rotated: usize,
     /// Values of a value head.
     pub value_dim: usize,
-    /// What scores are multiplied by.
+    /// The factor of scores.
     pub scale: f64,
     /// Longest sequence.
     pub max_model_len: usize,
-    /// Most tokens in a step.
+    /// Maximum tokens of a step.
     pub max_num_tokens: usize,
-    /// Most rows (sequences) in a step.
+    /// Maximum sequences of a step.
     pub max_num_rows: usize,
 }
 
@@ -93,15 +93,15 @@ impl ExpandedScratch {
     }
 }
 
-/// `out = softmax((q·W_kᵀ·c + q_rotated·k_rotated) · scale)·(W_v·c)` for the tokens of expanded rows and each head, over
-/// the rows `[c, k_rotated]` that the cache has of the sequence up to the token. Other rows of `out` stay as they are.
+/// `out = softmax((q·W_kᵀ·c + q_rotated·k_rotated) · scale)·(W_v·c)` for each head and the tokens of expanded
+/// sequences, over the cached rows `[c, k_rotated]` of the sequence up to the token. Other rows of `out` are unchanged.
 ///
-/// A head of `queries`, as wide as a key, begins with the values that are not rotated; a head of `absorbed`, as wide as a
-/// row of the cache, ends with those that are. `keys` is `[heads, rank, nope]`, `values` is `[heads, value_dim, rank]`, and `out` is
-/// `[num_tokens, heads · value_dim]`. The tokens' own rows are in the cache already.
+/// A head of `queries`, as wide as a key, begins with the values that are not rotated; a head of `absorbed`, as wide as
+/// a row of the cache, ends with those that are. `keys` is `[heads, rank, nope]`, `values` is `[heads, value_dim,
+/// rank]`, and `out` is `[num_tokens, heads · value_dim]`. The tokens' own rows are already in the cache.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Internal`] if shapes do not fit together or a block does not exist.
+/// [`crate::ErrorKind::Internal`] if shapes do not match or a block does not exist.
 #[expect(clippy::too_many_arguments, reason = "an op's operands")]
 pub fn expanded_attention(
     context: &Context,

@@ -1,4 +1,4 @@
-//! A feed-forward network of experts: which of them a token goes through, and their products.
+//! A feed-forward network of experts: the router's choice for each token, and the matmuls of the experts.
 
 mod choose;
 mod host;
@@ -14,7 +14,7 @@ use crate::ops::weights::{Linear, LinearStack, RmsNorm, Vector};
 
 pub(crate) use host::HostRouting;
 
-/// What a device implements of them. Shapes are those of the functions of this file, which have checked them.
+/// The operations of a device. The functions of this file document and check the shapes.
 pub(crate) trait ExpertOps: Device {
     /// Memory for the choices of `max_rows` tokens.
     fn routing(&self, config: &ExpertsConfig, max_rows: usize) -> Result<Self::Routing>;
@@ -30,7 +30,7 @@ pub(crate) trait ExpertOps: Device {
         routing: &mut Self::Routing,
     ) -> Result<()>;
 
-    /// [`fetch_experts`]; nothing where weights are in memory.
+    /// [`fetch_experts`]; does nothing for weights in memory.
     fn fetch_experts(
         &self,
         _routing: &Self::Routing,
@@ -62,26 +62,26 @@ pub(crate) trait ExpertOps: Device {
         routing: &Routing,
         h: &Buffer,
         down: &LinearStack,
-        products: &mut Buffer,
+        projected: &mut Buffer,
         x: &mut Buffer,
     ) -> Result<()>;
 }
 
-/// What chooses experts.
+/// The router.
 #[derive(Debug)]
 pub struct Router {
     /// `[num_experts, hidden]`, with biases of logits if there are any.
     pub linear: Linear,
-    /// Added to probabilities to choose by, but not to weigh with. Length `num_experts`.
+    /// Added to probabilities for the choice, but not to the weights. Length `num_experts`.
     pub selection_bias: Option<Vector>,
-    /// How the choice is made.
+    /// The rule of the choice.
     pub config: ExpertsConfig,
-    /// Experts behind those that are chosen from, which every token goes through, with weight one.
+    /// Shared experts, which follow the others and which every token goes through, with weight one.
     pub num_shared: usize,
 }
 
-/// The experts of the tokens of a step, and where each token's share of the work of each of them is: a *place* is a row
-/// of the buffers between the products. Allocated once.
+/// The routing of a step: the experts of each token, and the *slot* of each choice, a row of the buffers between the
+/// matmuls. Allocated once.
 #[derive(Debug)]
 pub struct Routing {
     num_rows: usize,
@@ -92,7 +92,7 @@ impl Routing {
     /// Memory for `max_rows` tokens.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Unsupported`] if the device has no kernels for so many experts,
+    /// [`crate::ErrorKind::Unsupported`] if the device has no kernels for this many experts,
     /// [`crate::ErrorKind::Capacity`] if it has no memory.
     pub fn new(context: &Context, config: &ExpertsConfig, max_rows: usize) -> Result<Self> {
         let held =
@@ -100,9 +100,9 @@ impl Routing {
         Ok(Self { num_rows: 0, held })
     }
 
-    /// Places for `max_rows` tokens: one for each of their experts, and what groups are rounded up by.
+    /// Slots for `max_rows` tokens: one for each of their experts, plus the padding of groups.
     #[must_use]
-    pub fn max_places(config: &ExpertsConfig, max_rows: usize) -> usize {
+    pub fn max_slots(config: &ExpertsConfig, max_rows: usize) -> usize {
         let num_shared = config.num_shared_experts();
         let pairs = max_rows * (config.num_experts_per_tok + num_shared);
         pairs + (config.num_experts + num_shared).min(pairs) * (RowGroup::ALIGNMENT - 1)
@@ -124,7 +124,7 @@ impl Routing {
 /// is chosen.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Internal`] if shapes do not fit together.
+/// [`crate::ErrorKind::Internal`] if shapes do not match.
 pub fn route(
     context: &Context,
     scratch: &mut LinearScratch,
@@ -148,9 +148,9 @@ pub fn route(
     })
 }
 
-/// Has the system begin to read the weights of a step's experts that are in a file and not in memory: those that
-/// [`experts_gated`] and [`experts_residual`] take first, which have the next ones read while they compute. A page
-/// that is read only when it is needed is waited for by itself. No dispatch.
+/// Starts to read the weights of a step's experts that are in a file and not in memory: the first batch of
+/// [`experts_gated`] and [`experts_residual`], which read the next ones while they compute. Otherwise page faults would
+/// read them one by one. No dispatch.
 ///
 /// # Errors
 /// [`crate::ErrorKind::Internal`] if a stack is on another device.
@@ -164,13 +164,12 @@ pub fn fetch_experts(
     on_device!(context.backend(), |device| device.fetch_experts(routing.held.on(device)?, gate, up, down))
 }
 
-/// `out[place] = activation(W_gate·norm(x) + b_gate, W_up·norm(x) + b_up)` with the matrices of the expert whose place it
-/// is and the row that is there.
+/// `out[slot] = activation(W_gate·norm(x) + b_gate, W_up·norm(x) + b_up)`, with the slot's expert and its row of `x`.
 ///
-/// `x` is `[num_rows, hidden]`, `out` is `[Routing::max_places, intermediate]`.
+/// `x` is `[num_rows, hidden]`, `out` is `[Routing::max_slots, intermediate]`.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Internal`] if shapes do not fit together.
+/// [`crate::ErrorKind::Internal`] if shapes do not match.
 #[expect(clippy::too_many_arguments, reason = "an op's operands")]
 pub fn experts_gated(
     context: &Context,
@@ -195,33 +194,33 @@ pub fn experts_gated(
     })
 }
 
-/// `x += Σ weight · (W_down·h[place] + b_down)` over the experts of each row, in their order. Two dispatches.
+/// `x += Σ weight · (W_down·h[slot] + b_down)` over the experts of each row, in their order. Two dispatches.
 ///
-/// `h` is `[Routing::max_places, intermediate]`, `x` is `[num_rows, hidden]`, and `products` is room for
-/// `[Routing::max_places, hidden]`.
+/// `h` is `[Routing::max_slots, intermediate]`, `x` is `[num_rows, hidden]`, and `projected` has space for
+/// `[Routing::max_slots, hidden]`.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Internal`] if shapes do not fit together.
+/// [`crate::ErrorKind::Internal`] if shapes do not match.
 pub fn experts_residual(
     context: &Context,
     scratch: &mut LinearScratch,
     routing: &Routing,
     h: &Buffer,
     down: &LinearStack,
-    products: &mut Buffer,
+    projected: &mut Buffer,
     x: &mut Buffer,
 ) -> Result<()> {
     let hidden = x.width();
     check_width("experts_residual", "its input", down.weight.cols(), h.width())?;
     check_width("experts_residual", "its output", down.weight.rows(), hidden)?;
     check_biases("experts_residual", down)?;
-    check_width("experts_residual", "its room for products", products.width(), hidden)?;
-    // The sum is a dispatch of its own.
+    check_width("experts_residual", "its buffer for projected rows", projected.width(), hidden)?;
+    // The sum is a separate dispatch.
     context.launch();
-    on_device!(context.launch(), |device| device.experts_residual(scratch, routing, h, down, products, x))
+    on_device!(context.launch(), |device| device.experts_residual(scratch, routing, h, down, projected, x))
 }
 
-/// A bias for each output of each matrix, where there are any.
+/// A bias for each output of each matrix, if any.
 fn check_biases(op: &str, stack: &LinearStack) -> Result<()> {
     match &stack.bias {
         Some(bias) => check_width(op, "its biases", bias.len(), stack.num_outputs()),

@@ -1,4 +1,4 @@
-//! What is between the two halves of a gated network, where no product does it.
+//! The activation between gate and up, where no matmul fuses it.
 
 use crate::config::Activation;
 use crate::ops::buffer::Buffer;
@@ -6,7 +6,7 @@ use crate::ops::context::Context;
 use crate::ops::device::{Device, on_device};
 use crate::{Error, Result};
 
-/// What a device implements of it.
+/// The operation of a device.
 pub(crate) trait Gated: Device {
     /// [`gated`].
     fn gated(&self, activation: Activation, num_rows: usize, halves: &Buffer, out: &mut Buffer)
@@ -15,10 +15,10 @@ pub(crate) trait Gated: Device {
 
 /// `out = activation(gate, up)`.
 ///
-/// `halves` is `[num_rows, 2 · width]`, the gate and behind it the other half, `out` is `[num_rows, width]`.
+/// `halves` is `[num_rows, 2 · width]`: the gate, then the other half. `out` is `[num_rows, width]`.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Internal`] if shapes do not fit together.
+/// [`crate::ErrorKind::Internal`] if shapes do not match.
 pub fn gated(
     context: &Context,
     activation: Activation,

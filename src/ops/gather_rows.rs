@@ -1,4 +1,4 @@
-//! The rows of a step that go on.
+//! The rows of a step that need logits.
 
 use crate::ops::buffer::Buffer;
 use crate::ops::context::Context;
@@ -6,13 +6,13 @@ use crate::ops::device::{Device, on_device};
 use crate::ops::step_inputs::StepInputs;
 use crate::{Error, Result};
 
-/// What a device implements of it.
+/// The operation of a device.
 pub(crate) trait GatherRows: Device {
     /// [`gather_rows`].
     fn gather_rows(&self, step: &StepInputs<'_>, x: &mut Buffer) -> Result<()>;
 }
 
-/// `x[i] = x[outputs[i]]` for the outputs of a step, in place; the rows behind them are left as they come.
+/// `x[i] = x[outputs[i]]` for the outputs of a step, in place; the rows after them are undefined.
 ///
 /// `x` is `[.., width]`.
 ///

@@ -1,4 +1,4 @@
-//! Products of heads, each with a matrix of its own.
+//! Matmuls of heads, each with a matrix of its own.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use crate::ops::linear::LinearScratch;
 use crate::ops::weights::MatrixStack;
 use crate::{Error, Result};
 
-/// What a device implements of it.
+/// The operation of a device.
 pub(crate) trait HeadsLinear: Device {
     /// [`heads_linear`].
     fn heads_linear(
@@ -23,20 +23,20 @@ pub(crate) trait HeadsLinear: Device {
     ) -> Result<()>;
 }
 
-/// Where the heads of a row are: head `h` begins at `h · stride`.
+/// The layout of a row's heads: head `h` begins at `h · stride`.
 #[derive(Debug, Clone, Copy)]
 pub struct Heads<'a> {
     /// `[num_rows, num_heads · stride or more]`.
     pub rows: &'a Buffer,
-    /// Values from one head to the next.
+    /// The stride of heads, in values.
     pub stride: usize,
 }
 
-/// `out[h] = W[h] · x[h]` for the heads of each of these rows, where the first values of a head of `x` are multiplied and the
-/// first ones of a head of `out` are written, whose heads begin `out_stride` values apart.
+/// `out[h] = W[h] · x[h]` for the heads of each of these rows. Multiplies the first values of each head of `x` and
+/// writes the first ones of each head of `out`, whose heads are `out_stride` values apart.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Internal`] if shapes do not fit together.
+/// [`crate::ErrorKind::Internal`] if shapes do not match.
 pub fn heads_linear(
     context: &Context,
     scratch: &mut LinearScratch,

@@ -1,12 +1,12 @@
 //! The paged cache of keys and values: one pool of blocks for each layer.
 //!
-//! A block has room for `block_size` tokens of one sequence. Which block belongs to whom is decided
-//! elsewhere; here a block is a number. The layout inside a block serves the attention kernels: for the CPU it is that of
-//! [`cpu::paged_cache`](crate::ops::cpu::paged_cache), for a GPU K and V are both `[kv_head][slot][head_dim]`, and for candle a
-//! row for each slot. With latent attention there is one key head, whose first values are also
-//! the values: there is K alone.
+//! A block has space for `block_size` tokens of one sequence. Here a block is a number; the scheduler assigns it to a
+//! sequence. The layout of a block serves the attention kernels: for the CPU it is that of
+//! [`cpu::paged_cache`](crate::ops::cpu::paged_cache), for a GPU K and V are both `[kv_head][slot][head_dim]`, and for
+//! candle there is a row for each slot. With latent attention there is one key head, whose first values are also the
+//! values: there is K alone.
 //!
-//! The memory is zero and takes no room before it is first written.
+//! The memory is zero, and the system allocates it on the first write.
 
 use std::fmt;
 
@@ -27,42 +27,56 @@ pub(crate) trait DevicePools: fmt::Debug {
     /// Bytes of a block: its keys, then its values if there are any.
     fn block_bytes(&self) -> usize;
 
-    /// Copies a block that exists to `bytes`, which are as many as a block has, in a form of the device's own.
+    /// Copies an existing block to `bytes`, which have the size of a block, in the device's own format.
     fn read_block(&self, block: usize, bytes: &mut [u8]) -> Result<()>;
 
-    /// The same for several blocks. Work that writes them has been [waited for](Self::wait).
-    fn read_blocks(&self, parts: &mut [(usize, &mut [u8])]) -> Result<()> {
-        parts.iter_mut().try_for_each(|(block, bytes)| self.read_block(*block, bytes))
+    /// The same for several blocks. The caller has [waited](Self::wait) for work that writes them.
+    fn read_blocks(&self, blocks: &mut [(usize, &mut [u8])]) -> Result<()> {
+        blocks.iter_mut().try_for_each(|(block, bytes)| self.read_block(*block, bytes))
     }
 
-    /// Memory of the host that blocks are copied to, for devices that have their own.
-    fn allocate_host(&self, _num_bytes: usize) -> Result<GpuBuffer> {
+    /// An allocator of host memory for copies of blocks, on devices with memory of their own.
+    fn host_allocator(&self) -> Result<HostAllocator> {
         Err(Error::unsupported("the cache is in memory of the host already"))
     }
 
-    /// Copies a block to such memory, behind the work that the device was given and before what comes.
-    fn copy_out(&self, _block: usize, _target: (&GpuBuffer, usize)) -> Result<()> {
+    /// Copies a block of all layers, which are this device's, to host memory, in the order of the device's work. The
+    /// format is the device's own.
+    fn copy_out(
+        &self,
+        _layers: &[Held<LayerPools>],
+        _block: usize,
+        _target: (&GpuBuffer, usize),
+    ) -> Result<()> {
         Err(Error::unsupported("the cache is in memory of the host already"))
     }
 
-    /// The same the other way round.
-    fn copy_in(&mut self, _block: usize, _source: (&GpuBuffer, usize)) -> Result<()> {
+    /// The inverse of [`copy_out`](Self::copy_out).
+    fn copy_in(
+        &self,
+        _layers: &[Held<LayerPools>],
+        _block: usize,
+        _source: (&GpuBuffer, usize),
+    ) -> Result<()> {
         Err(Error::unsupported("the cache is in memory of the host already"))
     }
 
-    /// Waits for all work that was given to the device.
+    /// Waits for all queued work of the device.
     fn wait(&self) -> Result<()> {
         Ok(())
     }
 
-    /// [`read_block`](Self::read_block) the other way round.
+    /// The inverse of [`read_block`](Self::read_block).
     fn write_block(&mut self, block: usize, bytes: &[u8]) -> Result<()>;
 }
 
-/// What a device implements of the cache.
+/// Allocates this many bytes on the host, on any thread.
+pub(crate) type HostAllocator = Box<dyn Fn(usize) -> Result<GpuBuffer> + Send>;
+
+/// The operation of a device.
 pub(crate) trait CacheOps: Device {
-    /// Zeros for the keys and values of a layer. The product of the sizes is in range.
-    fn pools(&self, layout: KvLayout, num_blocks: usize) -> Result<Self::Pools>;
+    /// Zeros for the keys and values of each layer. The size of a layer does not overflow.
+    fn pools(&self, layout: KvLayout, num_blocks: usize, num_layers: usize) -> Result<Vec<Self::Pools>>;
 }
 
 /// The keys and values of all layers.
@@ -72,7 +86,7 @@ pub struct KvCache {
     layers: Vec<Held<LayerPools>>,
 }
 
-/// Blocks in memory of the host. What is in them is the device's business: it copies in the order of its work.
+/// Blocks in host memory, in the device's format; the device copies them in the order of its work.
 #[derive(Debug)]
 pub struct HostBlocks {
     memory: GpuBuffer,
@@ -81,11 +95,17 @@ pub struct HostBlocks {
 }
 
 impl HostBlocks {
-    /// Where place `index` begins, for blocks of so many bytes.
+    /// The capacity in blocks.
+    #[must_use]
+    pub fn num_blocks(&self) -> usize {
+        self.num_blocks
+    }
+
+    /// The offset of host block `index`, for blocks of this size.
     fn start_of(&self, index: usize, block_bytes: usize) -> Result<usize> {
         if index >= self.num_blocks || block_bytes != self.block_bytes {
             return Err(Error::internal(format!(
-                "place {index} for a block of {block_bytes} bytes among {} of {}",
+                "host block {index} of {block_bytes} bytes is outside {} blocks of {} bytes",
                 self.num_blocks, self.block_bytes
             )));
         }
@@ -107,7 +127,7 @@ impl KvCache {
     /// A cache of `num_blocks` blocks of `block_size` tokens for a model.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidRequest`] if a size is 0, [`ErrorKind::Capacity`] if the system does not give the memory.
+    /// [`ErrorKind::InvalidRequest`] if a size is 0, [`ErrorKind::Capacity`] if the system does not provide the memory.
     pub fn new(
         context: &Context,
         config: &ModelConfig,
@@ -118,23 +138,21 @@ impl KvCache {
         let layout = layout_of(config, block_size, dtype);
         if num_blocks == 0 || block_size == 0 {
             return Err(Error::invalid_request(format!(
-                "a KV cache of {num_blocks} blocks of {block_size} tokens has no room"
+                "a KV cache of {num_blocks} blocks of {block_size} tokens cannot hold a token"
             )));
         }
         let largest = layout.k_block_bytes().max(layout.v_block_bytes()).max(row_block_bytes(&layout));
         if largest.checked_mul(num_blocks).is_none() {
             return Err(no_memory(num_blocks, block_size, "its size overflows"));
         }
-        let layer = || {
-            on_device!(context.backend(), |device| {
-                Ok(Held::new(device, device.pools(layout, num_blocks)?))
-            })
-        };
-        let layers = (0..config.num_layers).map(|_| layer()).collect::<Result<_>>()?;
+        let layers = on_device!(context.backend(), |device| {
+            let pools = device.pools(layout, num_blocks, config.num_layers)?;
+            pools.into_iter().map(|pools| Held::new(device, pools)).collect()
+        });
         Ok(Self { layout, num_blocks, layers })
     }
 
-    /// Bytes that one token takes in all layers of a model, the padding counted in.
+    /// Bytes of one token in all layers of a model, including padding.
     #[must_use]
     pub fn bytes_per_token(config: &ModelConfig, block_size: usize, dtype: KvCacheDType) -> usize {
         let block_size = block_size.max(1);
@@ -185,8 +203,8 @@ impl KvCache {
         self.layers.iter().map(layer_bytes).sum()
     }
 
-    /// Copies a block, layer by layer, to `bytes`, exactly. What they mean is the device's own: they are for a cache of the
-    /// same model, type and kind of device.
+    /// Copies a block, layer by layer, to `bytes`, exactly. The format is the device's own: only a cache of the same
+    /// model, type and kind of device can read it.
     ///
     /// # Errors
     /// [`ErrorKind::Internal`] if the block does not exist, `bytes` are not [`block_bytes`](Self::block_bytes) or work on the
@@ -202,11 +220,11 @@ impl KvCache {
         Ok(())
     }
 
-    /// Copies several blocks as [`read_block`](Self::read_block) does, each to bytes of its own, and waits only once for the
-    /// work that is under way.
+    /// Copies several blocks as [`read_block`](Self::read_block) does, each to bytes of its own, and waits only once
+    /// for queued work.
     ///
     /// # Errors
-    /// As there.
+    /// As [`read_block`](Self::read_block).
     pub fn read_blocks(&self, blocks: &[u32], bytes: &mut [Vec<u8>]) -> Result<()> {
         for (block, bytes) in blocks.iter().zip(&*bytes) {
             self.check_block(*block, bytes.len())?;
@@ -216,17 +234,17 @@ impl KvCache {
         for layer in &self.layers {
             let end = start + layer_bytes(layer);
             let own = bytes.iter_mut().map(|bytes| &mut bytes[start..end]);
-            let mut parts: Vec<_> = blocks.iter().map(|block| *block as usize).zip(own).collect();
-            with_held!(layer, |pools| pools.read_blocks(&mut parts))?;
+            let mut blocks: Vec<_> = blocks.iter().map(|block| *block as usize).zip(own).collect();
+            with_held!(layer, |pools| pools.read_blocks(&mut blocks))?;
             start = end;
         }
         Ok(())
     }
 
-    /// Puts into a block what [`read_block`](Self::read_block) has read of one.
+    /// Writes a block from bytes of [`read_block`](Self::read_block).
     ///
     /// # Errors
-    /// As there.
+    /// As [`read_block`](Self::read_block).
     pub fn write_block(&mut self, block: u32, bytes: &[u8]) -> Result<()> {
         self.check_block(block, bytes.len())?;
         let mut rest = bytes;
@@ -238,49 +256,51 @@ impl KvCache {
         Ok(())
     }
 
-    /// Memory of the host for so many blocks.
+    /// An allocator of host memory for a number of blocks, on any thread. It fails with [`ErrorKind::Capacity`] if the
+    /// system does not provide the memory.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if the cache is there itself, [`ErrorKind::Capacity`] if the system does not give the memory.
-    pub fn host_blocks(&self, num_blocks: usize) -> Result<HostBlocks> {
-        let num_bytes = self.block_bytes().checked_mul(num_blocks).ok_or_else(|| {
-            Error::new(ErrorKind::Capacity, format!("the size of {num_blocks} blocks of the host overflows"))
-        })?;
+    /// [`ErrorKind::Unsupported`] if the cache is in host memory itself.
+    pub fn host_allocator(&self) -> Result<impl Fn(usize) -> Result<HostBlocks> + Send + use<>> {
         let layer = self.layers.first().ok_or_else(|| Error::internal("a cache without layers"))?;
-        let memory = with_held!(layer, |pools| pools.allocate_host(num_bytes.max(16)))?;
-        Ok(HostBlocks { memory, num_blocks, block_bytes: self.block_bytes() })
+        let allocate = with_held!(layer, |pools| pools.host_allocator())?;
+        let block_bytes = self.block_bytes();
+        Ok(move |num_blocks: usize| {
+            let num_bytes = block_bytes.checked_mul(num_blocks).ok_or_else(|| {
+                let message = format!("the size of {num_blocks} blocks of the host overflows");
+                Error::new(ErrorKind::Capacity, message)
+            })?;
+            Ok(HostBlocks { memory: allocate(num_bytes.max(16))?, num_blocks, block_bytes })
+        })
     }
 
-    /// Copies a block to place `index` in memory of the host, behind the work that the device was given and before what it is
-    /// given later. Nobody waits for that.
+    /// Copies a block to host block `index`, in the order of the device's work. No thread waits for the copy.
     ///
     /// # Errors
-    /// [`ErrorKind::Internal`] if there is no such block or place, or work on the device failed.
+    /// [`ErrorKind::Internal`] if one of the blocks does not exist, or work on the device failed.
     pub fn copy_out(&self, block: u32, host: &HostBlocks, index: usize) -> Result<()> {
-        let mut start = host.start_of(index, self.block_bytes())?;
+        let start = host.start_of(index, self.block_bytes())?;
         self.check_block(block, self.block_bytes())?;
-        for layer in &self.layers {
-            with_held!(layer, |pools| pools.copy_out(block as usize, (&host.memory, start)))?;
-            start += layer_bytes(layer);
-        }
-        Ok(())
+        let (layers, target) = (&self.layers, (&host.memory, start));
+        layers
+            .first()
+            .map_or(Ok(()), |first| with_held!(first, |pools| pools.copy_out(layers, block as usize, target)))
     }
 
-    /// Puts into a block what is at place `index` in memory of the host, in the same way.
+    /// Copies host block `index` to a block, in the same way.
     ///
     /// # Errors
-    /// As there.
+    /// As [`copy_out`](Self::copy_out).
     pub fn copy_in(&mut self, block: u32, host: &HostBlocks, index: usize) -> Result<()> {
-        let mut start = host.start_of(index, self.block_bytes())?;
+        let start = host.start_of(index, self.block_bytes())?;
         self.check_block(block, self.block_bytes())?;
-        for layer in &mut self.layers {
-            with_held!(layer, |pools| pools.copy_in(block as usize, (&host.memory, start)))?;
-            start += layer_bytes(layer);
-        }
-        Ok(())
+        let (layers, source) = (&self.layers, (&host.memory, start));
+        layers
+            .first()
+            .map_or(Ok(()), |first| with_held!(first, |pools| pools.copy_in(layers, block as usize, source)))
     }
 
-    /// Waits for all work that the device was given.
+    /// Waits for all queued work of the device.
     ///
     /// # Errors
     /// [`ErrorKind::Internal`] if it failed.
@@ -341,15 +361,15 @@ fn layout_of(config: &ModelConfig, block_size: usize, dtype: KvCacheDType) -> Kv
     }
 }
 
-/// Rows of a block of K or of V in rows of tokens for each head. With scales they are filled up to a multiple of four, so that
-/// values and scales both are whole units of 16 bytes.
+/// Rows of a block of K or of V, one for each head and token. With scales they are padded to a multiple of four, so
+/// that values and scales are both whole units of 16 bytes.
 pub(super) fn row_block_rows(layout: &KvLayout) -> usize {
     let num_rows = layout.num_kv_heads * layout.block_size;
     if layout.dtype == KvCacheDType::Q8_0 { num_rows.next_multiple_of(4) } else { num_rows }
 }
 
-/// Bytes of the values of such a block and of the scales apart from them, an even number for each row.
-pub(super) fn row_block_parts(layout: &KvLayout) -> [usize; 2] {
+/// Bytes of the values of such a block, and of its scales, an even number for each row.
+pub(super) fn row_block_sizes(layout: &KvLayout) -> [usize; 2] {
     let KvLayout { dtype, head_dim, .. } = *layout;
     let row = match dtype {
         KvCacheDType::Q8_0 => [head_dim, head_dim.div_ceil(2 * GROUP) * 2 * size_of::<f16>()],
@@ -360,10 +380,10 @@ pub(super) fn row_block_parts(layout: &KvLayout) -> [usize; 2] {
 
 /// Bytes of such a block.
 pub(super) fn row_block_bytes(layout: &KvLayout) -> usize {
-    row_block_parts(layout).iter().sum()
+    row_block_sizes(layout).iter().sum()
 }
 
-/// That the system does not give the memory.
+/// The error if the system does not provide the memory.
 pub(super) fn no_memory(num_blocks: usize, block_size: usize, reason: impl fmt::Display) -> Error {
     Error::new(
         ErrorKind::Capacity,

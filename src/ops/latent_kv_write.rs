@@ -1,4 +1,4 @@
-//! What happens between the projections of latent attention and attention itself.
+//! The step between the projections of latent attention and attention itself: norm, rotation, cache write.
 
 use crate::ops::buffer::Buffer;
 use crate::ops::context::Context;
@@ -10,7 +10,7 @@ use crate::ops::step_inputs::StepInputs;
 use crate::ops::weights::RmsNorm;
 use crate::{Error, Result};
 
-/// What a device implements of it.
+/// The operation of a device.
 pub(crate) trait LatentKvWrite: Device {
     /// [`latent_kv_write`].
     fn latent_kv_write(
@@ -22,7 +22,7 @@ pub(crate) trait LatentKvWrite: Device {
     ) -> Result<()>;
 }
 
-/// What is normalised, rotated and written.
+/// The operands of the norm, the rotation and the write.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LatentRows<'a> {
     pub(crate) num_heads: usize,
@@ -33,15 +33,15 @@ pub(crate) struct LatentRows<'a> {
 }
 
 /// Writes the row `[norm(latent), rotated key]` of each token to the cache, and the rotated end of each query head to
-/// where attention wants it.
+/// `out`.
 ///
-/// The last values of a row of `kv` are the latent ones, as many as `norm` has, and the key, as many as `table`
-/// rotates. A head of `queries` ends with as many values to be rotated; they become the end of the head of `out`, whose
-/// heads are as wide as a row of the cache. The rest of `out` stays as it is.
+/// A row of `kv` ends with the latent values, of `norm`'s length, and the key, of the length that `table` rotates. A
+/// head of `queries` ends with as many values to rotate; they become the end of the head of `out`, whose heads are as
+/// wide as a row of the cache. The rest of `out` is unchanged.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Internal`] if shapes do not fit together, a slot does not exist or the table does not extend to
-/// a position.
+/// [`crate::ErrorKind::Internal`] if shapes do not match, a slot does not exist or the table does not extend to a
+/// position.
 #[expect(clippy::too_many_arguments, reason = "an op's operands")]
 pub fn latent_kv_write(
     context: &Context,

@@ -1,6 +1,6 @@
-//! Products with weights, fused with what comes before and after them.
+//! Matmuls with weights, fused with the ops around them.
 //!
-//! In all of them the first `num_rows` rows of the buffers take part.
+//! All of them use the first `num_rows` rows of the buffers.
 
 use crate::ops::buffer::Buffer;
 use crate::ops::context::Context;
@@ -8,12 +8,12 @@ use crate::ops::device::{Device, Held, LinearScratches, on_device};
 use crate::ops::weights::{Linear, Matrix, RmsNorm};
 use crate::{Error, Result};
 
-/// What a device implements of them. Shapes are those of the functions of this file, which have checked them.
+/// The operations of a device. The functions of this file document and check the shapes.
 pub(crate) trait LinearOps: Device {
     /// Memory for inputs of `max_rows` rows of `max_cols` values.
     fn linear_scratch(&self, max_rows: usize, max_cols: usize) -> Result<Self::LinearScratch>;
 
-    /// Room for `max_groups` groups with `max_rows` rows of `max_cols` values in all.
+    /// Space for `max_groups` groups with `max_rows` rows of `max_cols` values in all.
     fn reserve_groups(
         &self,
         scratch: &mut Self::LinearScratch,
@@ -92,7 +92,7 @@ pub(crate) trait LinearOps: Device {
     ) -> Result<()>;
 }
 
-/// Memory for the inputs of products in the form that kernels read, allocated once.
+/// Memory for the inputs of matmuls in the kernels' format, allocated once.
 #[derive(Debug)]
 pub struct LinearScratch {
     held: Held<LinearScratches>,
@@ -110,7 +110,7 @@ impl LinearScratch {
         Ok(Self { held })
     }
 
-    /// Makes room for `max_groups` groups with `max_rows` rows of `max_cols` values in all.
+    /// Reserves space for `max_groups` groups with `max_rows` rows of `max_cols` values in all.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Capacity`] if the device has no memory.
@@ -135,13 +135,13 @@ impl LinearScratch {
     }
 }
 
-/// `out = [W₀·norm(x) + b₀, W₁·norm(x) + b₁, …]`, side by side in each row; with `x` itself if there is no norm.
+/// `out = [W₀·norm(x) + b₀, W₁·norm(x) + b₁, …]`, concatenated in each row; with `x` itself if there is no norm.
 ///
-/// `x` is `[num_rows, hidden or more]`, of which the first values of each row take part; `out` is
-/// `[num_rows, Σ outputs]`.
+/// `x` is `[num_rows, hidden or more]`, of which the first values of each row are used; `out` is `[num_rows, Σ
+/// outputs]`.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Internal`] if shapes do not fit together.
+/// [`crate::ErrorKind::Internal`] if shapes do not match.
 pub fn norm_linear<const N: usize>(
     context: &Context,
     scratch: &mut LinearScratch,
@@ -171,7 +171,7 @@ pub fn norm_linear<const N: usize>(
 /// `h` is `[num_rows, inputs]`, `out` is `[num_rows, outputs]`.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Internal`] if shapes do not fit together.
+/// [`crate::ErrorKind::Internal`] if shapes do not match.
 pub fn linear(
     context: &Context,
     scratch: &mut LinearScratch,
@@ -189,7 +189,7 @@ pub fn linear(
 /// `h` is `[num_rows, inputs]`, `x` is `[num_rows, hidden]`.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Internal`] if shapes do not fit together.
+/// [`crate::ErrorKind::Internal`] if shapes do not match.
 pub fn linear_residual(
     context: &Context,
     scratch: &mut LinearScratch,
@@ -204,11 +204,11 @@ pub fn linear_residual(
 
 /// `out = silu(W_gate·norm(x)) · (W_up·norm(x))`.
 ///
-/// `x` is `[num_rows, hidden]`, `out` is `[num_rows, intermediate]`. If `reader` is given, nothing but a product with it
-/// reads the results, so a device may leave them in the form that this product wants.
+/// `x` is `[num_rows, hidden]`, `out` is `[num_rows, intermediate]`. If `reader` is given, only a matmul with it reads
+/// the results, so a device may pack them for this matmul.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Internal`] if shapes do not fit together.
+/// [`crate::ErrorKind::Internal`] if shapes do not match.
 #[expect(clippy::too_many_arguments, reason = "an op's operands")]
 pub fn norm_swiglu(
     context: &Context,
@@ -236,7 +236,7 @@ pub fn norm_swiglu(
 /// `x` is `[num_rows, hidden]`, `out` is `[num_rows, intermediate]`.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Internal`] if shapes do not fit together.
+/// [`crate::ErrorKind::Internal`] if shapes do not match.
 #[expect(clippy::too_many_arguments, reason = "an op's operands")]
 pub fn norm_swiglu_biased(
     context: &Context,
@@ -262,7 +262,7 @@ pub fn norm_swiglu_biased(
 /// `x` is `[num_rows, hidden]`, `logits` is `[num_rows, vocabulary]`.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Internal`] if shapes do not fit together.
+/// [`crate::ErrorKind::Internal`] if shapes do not match.
 pub fn norm_logits(
     context: &Context,
     scratch: &mut LinearScratch,
@@ -279,20 +279,21 @@ pub fn norm_logits(
     on_device!(context.launch(), |device| device.norm_logits(scratch, num_rows, x, norm, head, logits))
 }
 
-/// What `part` makes of each matrix and of where its outputs begin in a row, if they lie side by side.
+/// Maps each matrix and the offset of its outputs in a row of concatenated outputs with `projection`.
 pub(super) fn side_by_side<'a, T, const N: usize>(
     linears: [&'a Linear; N],
-    part: impl Fn(&'a Linear, usize) -> Result<T>,
+    projection: impl Fn(&'a Linear, usize) -> Result<T>,
 ) -> Result<[T; N]> {
     let (mut offset, mut first_error) = (0, None);
-    let parts = linears.map(|linear| {
-        let part = part(linear, offset).map_err(|error| first_error.get_or_insert(error).kind()).ok();
+    let projections = linears.map(|linear| {
+        let projection =
+            projection(linear, offset).map_err(|error| first_error.get_or_insert(error).kind()).ok();
         offset += linear.weight.rows();
-        part
+        projection
     });
     match first_error {
         Some(error) => Err(error),
-        None => Ok(parts.map(|part| part.expect("an error would have been the first one"))),
+        None => Ok(projections.map(|projection| projection.expect("an error would have been the first one"))),
     }
 }
 

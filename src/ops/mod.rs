@@ -39,7 +39,7 @@ pub use context::Context;
 pub use cpu::CpuBackend;
 pub use cpu::attention::AttentionHeads;
 pub use cpu::paged_cache::KvCacheDType;
-pub use cpu::{AttentionMetadata, EXPANDED_GROUP, RowForm};
+pub use cpu::{AttentionMetadata, EXPANDED_GROUP, RowMode};
 pub use embed::embed;
 pub use expanded_attention::{ExpandedLimits, ExpandedScratch, expanded_attention};
 pub use experts::{Router, Routing, experts_gated, experts_residual, fetch_experts, route};

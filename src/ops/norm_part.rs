@@ -1,4 +1,4 @@
-//! Norms of a part of each row, where they are.
+//! Norms of a range of each row, in place.
 
 use crate::ops::buffer::Buffer;
 use crate::ops::context::Context;
@@ -6,18 +6,18 @@ use crate::ops::device::{Device, on_device};
 use crate::ops::weights::RmsNorm;
 use crate::{Error, Result};
 
-/// What a device implements of it.
+/// The operation of a device.
 pub(crate) trait NormPart: Device {
     /// [`norm_part`].
     fn norm_part(&self, num_rows: usize, x: &mut Buffer, first: usize, norm: &RmsNorm) -> Result<()>;
 }
 
-/// `x[first..first + len] = norm(x[first..first + len])` in each row, of as many values as the norm has.
+/// `x[first..first + len] = norm(x[first..first + len])` in each row; `len` is the norm's.
 ///
 /// `x` is `[num_rows, first + len or more]`.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Internal`] if shapes do not fit together.
+/// [`crate::ErrorKind::Internal`] if shapes do not match.
 pub fn norm_part(
     context: &Context,
     num_rows: usize,

@@ -1,4 +1,4 @@
-//! Norms of what a half of a layer adds.
+//! Norms of the output of attention or of the feed-forward network, before the residual.
 
 use crate::ops::buffer::Buffer;
 use crate::ops::context::Context;
@@ -6,7 +6,7 @@ use crate::ops::device::{Device, on_device};
 use crate::ops::weights::RmsNorm;
 use crate::{Error, Result};
 
-/// What a device implements of it.
+/// The operation of a device.
 pub(crate) trait NormResidual: Device {
     /// [`norm_residual`].
     fn norm_residual(&self, num_rows: usize, y: &Buffer, norm: &RmsNorm, x: &mut Buffer) -> Result<()>;
@@ -17,7 +17,7 @@ pub(crate) trait NormResidual: Device {
 /// Both are `[num_rows, hidden]`.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Internal`] if shapes do not fit together.
+/// [`crate::ErrorKind::Internal`] if shapes do not match.
 pub fn norm_residual(
     context: &Context,
     num_rows: usize,

@@ -11,12 +11,12 @@ use crate::ops::step_inputs::StepInputs;
 use crate::ops::weights::Linear;
 use crate::{Error, Result};
 
-/// What a device implements of it.
+/// The operations of a device.
 pub(crate) trait PagedAttention: Device {
     /// Memory for attention of all layers.
     fn attention_scratch(&self, limits: &AttentionLimits) -> Result<Self::AttentionScratch>;
 
-    /// [`paged_attention`]. How many dispatches it took.
+    /// [`paged_attention`]. Returns the number of dispatches.
     fn paged_attention(
         &self,
         scratch: &mut Self::AttentionScratch,
@@ -26,18 +26,18 @@ pub(crate) trait PagedAttention: Device {
     ) -> Result<usize>;
 }
 
-/// What attention reads besides queries.
+/// The inputs of attention except for queries.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AttentionOperands<'a> {
     pub(crate) spec: &'a AttentionSpec,
     pub(crate) cache: &'a KvCache,
     pub(crate) layer: usize,
     pub(crate) step: &'a StepInputs<'a>,
-    /// All that reads the results, if it is a product.
+    /// The matrix of the only matmul that reads the results, if there is one.
     pub(crate) reader: Option<&'a Linear>,
 }
 
-/// The memory that attention of all layers needs, allocated once.
+/// The memory of attention of all layers, allocated once.
 #[derive(Debug)]
 pub struct AttentionScratch {
     heads: AttentionHeads,
@@ -48,24 +48,24 @@ pub struct AttentionScratch {
     held: Held<AttentionScratches>,
 }
 
-/// What [`AttentionScratch`] is made for.
+/// The parameters of [`AttentionScratch`].
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionLimits {
     /// The heads of all layers.
     pub heads: AttentionHeads,
-    /// The longest window of any layer; none if a layer has none.
+    /// The longest window of any layer; none if some layer has none.
     pub max_window: Option<usize>,
     /// Longest sequence.
     pub max_model_len: usize,
-    /// Most tokens in a step.
+    /// Maximum tokens of a step.
     pub max_num_tokens: usize,
-    /// Most sequences in a step, each a row, or with latent attention up to two; also most tokens of the form
-    /// [`RowForm::Decode`](crate::ops::RowForm::Decode).
+    /// Maximum sequences of a step, counted once each, or with latent attention up to twice; also maximum tokens of the
+    /// mode [`RowMode::Decode`](crate::ops::RowMode::Decode).
     pub max_num_rows: usize,
 }
 
 impl AttentionLimits {
-    /// Most rows that the sequences of a step have.
+    /// Maximum entries in a step's list of sequences.
     pub(crate) fn max_rows(&self) -> usize {
         if self.heads.is_latent() { 2 * self.max_num_rows } else { self.max_num_rows }
     }
@@ -96,17 +96,16 @@ impl AttentionScratch {
     }
 }
 
-/// `out = softmax(q·K · scale)·V` for each token and head, over the tokens of its sequence up to
-/// itself, or what `spec` says instead. Long contexts with few tokens are divided and merged, which counts as a second
-/// dispatch. With latent attention, expanded rows are left to [`super::expanded_attention`].
+/// `out = softmax(q·K · scale)·V` for each token and head, over the tokens of its sequence up to itself, with the
+/// deviations in `spec`. Long contexts with few tokens are split and merged, which counts as a second dispatch. With
+/// latent attention, expanded sequences are left to [`super::expanded_attention`].
 ///
-/// `qkv` is `[num_tokens, num_heads · head_dim or more]` of which the first ones, the rotated queries, are used,
-/// `out` is `[num_tokens, num_heads · value_dim]`. The tokens' own keys and values are in the cache already.
-/// If `reader` is given, nothing but a product with it reads the results, so a device may leave them in the form that this
-/// product wants.
+/// `qkv` is `[num_tokens, num_heads · head_dim or more]`, of which the first values, the rotated queries, are used;
+/// `out` is `[num_tokens, num_heads · value_dim]`. The tokens' own keys and values are already in the cache. If
+/// `reader` is given, only a matmul with it reads the results, so a device may pack them for this matmul.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Internal`] if shapes do not fit together or a block does not exist.
+/// [`crate::ErrorKind::Internal`] if shapes do not match or a block does not exist.
 #[expect(clippy::too_many_arguments, reason = "an op's operands")]
 pub fn paged_attention(
     context: &Context,
@@ -131,7 +130,7 @@ pub fn paged_attention(
     Ok(())
 }
 
-/// Everything that the kernels rely on.
+/// Checks everything that the kernels rely on.
 pub(super) fn check(
     scratch: &AttentionScratch,
     spec: &AttentionSpec,
@@ -143,8 +142,8 @@ pub(super) fn check(
 ) -> Result<(), String> {
     let (heads, layout) = (spec.heads, cache.layout());
     let num_sinks = spec.sinks.as_ref().map_or(heads.num_heads, |sinks| sinks.len());
-    let has_room = scratch.max_window.is_none_or(|longest| spec.window.is_some_and(|own| own <= longest));
-    if heads != scratch.heads || num_sinks != heads.num_heads || !has_room {
+    let fits = scratch.max_window.is_none_or(|longest| spec.window.is_some_and(|own| own <= longest));
+    if heads != scratch.heads || num_sinks != heads.num_heads || !fits {
         return Err(format!("{spec:?} does not fit {scratch:?}"));
     }
     if (layout.num_kv_heads, layout.head_dim) != (heads.num_kv_heads, heads.head_dim)
@@ -164,7 +163,7 @@ pub(super) fn check(
     check_lists(metadata, cache, scratch.max_num_rows, scratch.max_model_len)
 }
 
-/// That the lists of a step fit together and the blocks exist.
+/// Checks that the batch metadata of a step is consistent and that the blocks exist.
 pub(super) fn check_lists(
     metadata: &AttentionMetadata,
     cache: &KvCache,
@@ -179,7 +178,7 @@ pub(super) fn check_lists(
         || metadata.query_start_loc.last() != Some(&num_tokens)
         || metadata.block_table_starts.last().is_none_or(|end| *end > metadata.block_tables.len())
         || metadata.block_size != layout.block_size
-        || metadata.forms.len() != num_rows
+        || metadata.modes.len() != num_rows
         || num_rows > max_num_rows
     {
         return Err(format!("the lists of {num_rows} rows and {num_tokens} tokens do not fit together"));

@@ -1,4 +1,4 @@
-//! What the kernels of a GPU take for granted, tried on it.
+//! Probes of the GPU kernels' assumptions.
 
 use crate::Result;
 use crate::ops::context::Context;
@@ -12,11 +12,11 @@ pub(crate) fn probe(context: &Context, function: Probe, words: &[u32]) -> Result
     context.gpu_backend().map(|gpu| gpu::probe(gpu, function, words)).transpose()
 }
 
-/// What the device allows of the largest kernels of each kind, as far as they are wanted, which are compiled for it; of
-/// none, on a device without these kernels.
+/// The limits of the largest kernels of each kind on the device, if `wants` accepts their names. Compiles them. Empty
+/// on a device without these kernels.
 ///
 /// # Errors
-/// What the device's compiler says.
+/// The error of the device's compiler.
 pub(crate) fn kernel_limits(
     context: &Context,
     wants: &mut dyn FnMut(&str) -> bool,

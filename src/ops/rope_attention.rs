@@ -1,4 +1,4 @@
-//! Rotation and attention over the paged cache, in one kernel where there is one.
+//! Rotation and attention over the paged cache, in one kernel if the device has it.
 
 use crate::ops::attention_spec::AttentionSpec;
 use crate::ops::buffer::Buffer;
@@ -13,7 +13,7 @@ use crate::ops::step_inputs::StepInputs;
 use crate::ops::weights::Linear;
 use crate::{Error, Result};
 
-/// What a device implements of it. One that has no kernel for both has nothing to do.
+/// The operations of a device. A device without a fused kernel implements nothing.
 pub(crate) trait RopeAttention: PagedAttention {
     /// Whether there is a kernel for this step.
     fn can_rotate(
@@ -25,7 +25,7 @@ pub(crate) trait RopeAttention: PagedAttention {
         Ok(false)
     }
 
-    /// [`rope_attention`], if there is.
+    /// [`rope_attention`], if there is such a kernel.
     fn rope_attention(
         &self,
         _scratch: &Self::AttentionScratch,
@@ -38,11 +38,11 @@ pub(crate) trait RopeAttention: PagedAttention {
     }
 }
 
-/// [`rope_kv_write`] and [`paged_attention`], with the same results in the cache and in `out`. Whether those of `qkv` are
-/// rotated then depends on the device.
+/// [`rope_kv_write`] and [`paged_attention`], with the same results in the cache and in `out`. Whether `qkv` holds
+/// rotated values afterwards depends on the device.
 ///
 /// # Errors
-/// As those.
+/// As those two.
 #[expect(clippy::too_many_arguments, reason = "an op's operands")]
 pub fn rope_attention(
     context: &Context,

@@ -1,4 +1,4 @@
-//! What happens between the query, key and value projections and attention.
+//! The step between the query, key and value projections and attention: norms, rotation, cache write.
 
 use crate::config::{QueryGrowth, RopeStyle};
 use crate::ops::buffer::Buffer;
@@ -10,18 +10,18 @@ use crate::ops::step_inputs::StepInputs;
 use crate::ops::weights::RmsNorm;
 use crate::{Error, Result};
 
-/// A table of cosines and sines where kernels read it.
+/// A table of cosines and sines in the kernels' memory.
 pub(crate) trait DeviceTable: std::fmt::Debug {
-    /// Puts values behind the first `start` ones.
+    /// Writes values after the first `start` ones.
     fn extend(&mut self, _start: usize, _values: &[f32]) -> Result<()> {
         Ok(())
     }
 }
 
-/// The host's own is read.
+/// Kernels read the host's own table.
 impl DeviceTable for () {}
 
-/// What a device implements of it.
+/// The operations of a device.
 pub(crate) trait RopeKvWrite: Device {
     /// Memory for a table of `len` values.
     fn rope_table(&self, len: usize) -> Result<Self::Table>;
@@ -36,7 +36,7 @@ pub(crate) trait RopeKvWrite: Device {
     ) -> Result<()>;
 }
 
-/// What is rotated, and how.
+/// The operands of a rotation.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RotatedRows<'a> {
     pub(crate) num_heads: usize,
@@ -46,10 +46,9 @@ pub(crate) struct RotatedRows<'a> {
     pub(crate) table: &'a RopeTable,
 }
 
-/// Cosines and sines of `position · frequency`, for each position and pair. Of no pairs it rotates nothing.
+/// Cosines and sines of `position · frequency`, for each position and pair. Without pairs it rotates nothing.
 ///
-/// The memory for all positions is reserved at once, but computed and touched only as far as sequences
-/// have become long.
+/// The memory for all positions is reserved at once, but computed and touched only up to the longest sequence so far.
 #[derive(Debug)]
 pub struct RopeTable {
     style: RopeStyle,
@@ -59,9 +58,9 @@ pub struct RopeTable {
     growth: Option<QueryGrowth>,
     max_positions: usize,
     num_positions: usize,
-    /// `[positions][2 · pairs + 1]`: cosines, then sines, then what queries are multiplied by.
+    /// `[positions][2 · pairs + 1]`: cosines, then sines, then the factor of queries.
     values: Vec<f32>,
-    /// The same, where kernels read it.
+    /// The same, in the kernels' memory.
     held: Held<Tables>,
 }
 
@@ -86,18 +85,18 @@ impl RopeTable {
         Ok(Self { style, frequencies, factor, growth: None, max_positions, num_positions: 0, values, held })
     }
 
-    /// The same for queries that grow.
+    /// The same for queries with a factor that depends on the position.
     #[must_use]
     pub fn with_growth(self, growth: Option<QueryGrowth>) -> Self {
         Self { growth, ..self }
     }
 
-    /// Computes what is missing of the positions below `num_positions`.
+    /// Computes the missing positions below `num_positions`.
     ///
-    /// Angles are products of singles, as the models were trained with.
+    /// Angles are computed in f32, as the models were trained with.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Internal`] if there are more than the table is made for.
+    /// [`crate::ErrorKind::Internal`] if the table has fewer positions.
     pub fn extend_to(&mut self, num_positions: usize) -> Result<()> {
         if num_positions > self.max_positions {
             return Err(Error::internal(format!(
@@ -123,7 +122,7 @@ impl RopeTable {
         Ok(())
     }
 
-    /// Which values make a pair.
+    /// The order of pairs.
     #[must_use]
     pub fn style(&self) -> RopeStyle {
         self.style
@@ -134,12 +133,12 @@ impl RopeTable {
         &self.frequencies
     }
 
-    /// What sines and cosines are multiplied by.
+    /// The factor of sines and cosines.
     pub(crate) fn factor(&self) -> f32 {
         self.factor
     }
 
-    /// What the queries of a position are multiplied by.
+    /// The factor of a position's queries.
     pub(crate) fn query_factor(&self, position: usize) -> f64 {
         self.growth.map_or(1.0, |growth| growth.factor(position))
     }
@@ -150,7 +149,7 @@ impl RopeTable {
         self.frequencies.len()
     }
 
-    /// Positions from 0 that are computed.
+    /// The number of positions, from 0, that are computed.
     #[must_use]
     pub fn num_positions(&self) -> usize {
         self.num_positions
@@ -175,15 +174,15 @@ pub struct HeadNorms<'a> {
     pub k: &'a RmsNorm,
 }
 
-/// Normalises (if there are norms) and rotates queries in place (which may grow then) and keys, and writes keys and values to
-/// their slots of layer `layer` of the cache.
+/// Normalises (if there are norms) and rotates queries in place, with the factor of their position, and keys, and
+/// writes keys and values to their slots of layer `layer` of the cache.
 ///
 /// `qkv` is `[num_tokens, (num_heads + 2 · num_kv_heads) · head_dim]`: query heads, key heads, value
 /// heads.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Internal`] if shapes do not fit together, a slot does not exist, or `table` does not
-/// extend to a position.
+/// [`crate::ErrorKind::Internal`] if shapes do not match, a slot does not exist, or `table` does not extend to a
+/// position.
 pub fn rope_kv_write(
     context: &Context,
     qkv: &mut Buffer,
@@ -197,7 +196,7 @@ pub fn rope_kv_write(
     on_device!(context.launch(), |device| device.rope_kv_write(rows, qkv, step, cache.layer_mut(layer)))
 }
 
-/// Everything that the kernels rely on. What is rotated.
+/// Checks everything that the kernels rely on. Returns the operands of the rotation.
 pub(super) fn check<'a>(
     qkv: &Buffer,
     step: &StepInputs<'_>,

@@ -1,4 +1,4 @@
-//! Sampling where the logits are, so that a token can be fed back without the host.
+//! Sampling on the device, so that a token can be fed back without the host.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,19 +9,19 @@ use crate::ops::device::{Device, Held, Samplers, on_device};
 use crate::ops::gpu::{Binding, GpuBuffer};
 use crate::{Error, Result};
 
-/// How to choose the tokens of a row. The names and meanings are those of
+/// The sampling parameters of a row. The names and meanings are those of
 /// [`SamplingParams`](crate::sampling::SamplingParams).
 #[derive(Debug, Clone, Copy)]
 pub struct SampleParams<'a> {
     /// Multiplies the logits; 0 chooses the most likely token.
     pub inverse_temperature: f32,
-    /// Keep only so many tokens; 0 keeps all.
+    /// Keep only this many tokens; 0 keeps all.
     pub top_k: usize,
     /// Keep the smallest set of tokens with this probability.
     pub top_p: f32,
     /// Drop tokens less likely than this times the most likely one.
     pub min_p: f32,
-    /// Divides positive and multiplies negative logits of tokens that were there.
+    /// Divides positive and multiplies negative logits of tokens in the prompt or the output.
     pub repetition_penalty: f32,
     /// Subtracted from the logits of tokens in the output.
     pub presence_penalty: f32,
@@ -29,7 +29,7 @@ pub struct SampleParams<'a> {
     pub frequency_penalty: f32,
     /// Added to logits.
     pub logit_bias: &'a BTreeMap<u32, f32>,
-    /// Tokens that are not chosen while there are fewer than `min_tokens`.
+    /// Tokens that are banned below `min_tokens`.
     pub banned: &'a [u32],
     /// See `banned`.
     pub min_tokens: usize,
@@ -37,14 +37,14 @@ pub struct SampleParams<'a> {
     pub seed: u64,
     /// The number of the sequence in its request.
     pub stream: u32,
-    /// Given tokens.
+    /// Tokens of the prompt.
     pub prompt_token_ids: &'a [u32],
     /// Generated tokens; their number is the index of the next.
     pub output_token_ids: &'a [u32],
 }
 
 impl SampleParams<'static> {
-    /// Any token, as the logits have it: no filter, penalty, bias or ban, and nothing before it.
+    /// Unfiltered sampling from the logits: no filter, penalty, bias or ban, and an empty history.
     #[must_use]
     pub fn plain() -> Self {
         static NO_BIAS: BTreeMap<u32, f32> = BTreeMap::new();
@@ -79,7 +79,7 @@ impl SampleParams<'_> {
     }
 }
 
-/// Tokens that a device has sampled or is going to, in its own memory.
+/// Tokens in a device's memory that it has sampled or is going to sample.
 #[derive(Debug, Clone)]
 pub struct SampledTokens {
     buffer: Arc<GpuBuffer>,
@@ -96,9 +96,9 @@ impl SampledTokens {
     }
 }
 
-/// What a device implements of it. Where the host samples, all of this is as it stands here.
+/// The operations of a device. The defaults are for devices whose host samples.
 pub(crate) trait Sample: Device {
-    /// A sampler; none where the host samples.
+    /// A sampler; none if the host samples.
     fn sampler(&self) -> Result<Option<Self::Sampler>> {
         Ok(None)
     }
@@ -140,7 +140,7 @@ pub struct DeviceSampler {
 }
 
 impl DeviceSampler {
-    /// The sampler of a device; none where there is no kernel for it, and the host samples.
+    /// The sampler of a device; none if it has no kernel for it, and the host samples.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Capacity`] if the device has no memory.
@@ -150,8 +150,8 @@ impl DeviceSampler {
         })
     }
 
-    /// Begins to sample `num_steps` tokens for each of some rows. What was sampled before is done with, whether
-    /// or not it was read.
+    /// Starts to sample `num_steps` tokens for each of some rows. Earlier samples are discarded, even if they were not
+    /// read.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Capacity`] if the device has no memory.
@@ -167,7 +167,7 @@ impl DeviceSampler {
     /// Queues the next token of each row. `logits` are `[num_rows, vocab_size]` and are changed.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Internal`] if the device does not take the work.
+    /// [`crate::ErrorKind::Internal`] if the device rejects the work.
     pub fn launch(&mut self, context: &Context, logits: &Buffer) -> Result<()> {
         on_device!(context.backend(), |device| Sample::launch(device, self.held.on_mut(device)?, logits))
     }
@@ -180,7 +180,7 @@ impl DeviceSampler {
         on_device!(context.backend(), |device| device.on_device(self.held.on(device)?, step))
     }
 
-    /// Waits for the tokens of a step, one for each row; `u32::MAX` stands for logits that are no numbers.
+    /// Waits for the tokens of a step, one for each row; `u32::MAX` means NaN logits.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Internal`] if the device failed.

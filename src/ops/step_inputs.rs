@@ -1,4 +1,4 @@
-//! The lists of a step, on the host and on the device.
+//! The batch metadata of a step, on the host and on the device.
 
 use crate::ops::context::Context;
 use crate::ops::device::{Device, Held, InputLists, Ops, on_device};
@@ -7,12 +7,13 @@ use crate::ops::sample::SampledTokens;
 use crate::ops::{AttentionLimits, AttentionMetadata};
 use crate::{Error, Result};
 
-/// What a device implements of the lists of a step. One that reads those of the host has nothing to do.
+/// The operations of a device for the batch metadata of a step. A device that reads the host's metadata has nothing to
+/// do.
 pub(crate) trait InputOps: Device {
     /// Memory for steps within these limits.
     fn inputs(&self, limits: InputLimits) -> Result<Self::Inputs>;
 
-    /// Brings the lists of a step to where kernels read them.
+    /// Copies the batch metadata of a step to the kernels' memory.
     fn upload(
         &self,
         _inputs: &mut Self::Inputs,
@@ -24,7 +25,7 @@ pub(crate) trait InputOps: Device {
     }
 }
 
-/// What a step's lists are made for.
+/// The limits of a step's metadata.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct InputLimits {
     pub(crate) max_num_tokens: usize,
@@ -32,25 +33,25 @@ pub(crate) struct InputLimits {
     pub(crate) max_num_blocks: usize,
 }
 
-/// What ops know of a step besides activations: token ids, positions, and where everything is in the cache.
+/// The inputs of a step's ops apart from activations: token ids, positions, and locations in the cache.
 #[derive(Debug, Clone, Copy)]
 pub struct StepInputs<'a> {
-    /// The token at each place of the step. Length `num_tokens`.
+    /// The token at each index of the step. Length `num_tokens`.
     pub token_ids: &'a [u32],
     /// Position of each token in its sequence. Length `num_tokens`.
     pub positions: &'a [u32],
-    /// Tokens whose results are wanted, ascending.
+    /// Tokens that need results, ascending.
     pub outputs: &'a [usize],
     /// Rows, block tables and slots.
     pub attention: &'a AttentionMetadata,
-    /// The tokens, if a device has sampled them and the host does not know them.
+    /// The tokens, if a device has sampled them and the host has not read them.
     pub sampled: Option<&'a SampledTokens>,
-    /// The same lists in the device's memory.
+    /// The same metadata in the device's memory.
     held: Option<&'a Held<InputLists>>,
 }
 
 impl<'a> StepInputs<'a> {
-    /// Lists on the host, for the CPU or to be [uploaded](DeviceInputs::upload).
+    /// Metadata on the host, for the CPU or to be [uploaded](DeviceInputs::upload).
     #[must_use]
     pub fn new(
         token_ids: &'a [u32],
@@ -67,13 +68,13 @@ impl<'a> StepInputs<'a> {
         self.positions.len()
     }
 
-    /// The lists as the device reads them.
+    /// The metadata in the device's memory.
     pub(crate) fn lists<D: Ops>(&self, device: &D) -> Result<&'a D::Inputs> {
         self.held.ok_or_else(|| Error::internal("a step's lists are not on the device"))?.on(device)
     }
 }
 
-/// The device's memory for the lists of steps, if its kernels read them there.
+/// The device's memory for the metadata of steps, if its kernels read it there.
 #[derive(Debug)]
 pub struct DeviceInputs {
     held: Held<InputLists>,
@@ -95,10 +96,10 @@ impl DeviceInputs {
         Ok(Self { held, heads_per_kv_head: limits.heads.group() })
     }
 
-    /// Brings the lists of a step to where the ops need them.
+    /// Copies the batch metadata of a step to the memory that ops read.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Internal`] if there are more than the limits allow.
+    /// [`crate::ErrorKind::Internal`] if it exceeds the limits.
     pub fn upload<'a>(
         &'a mut self,
         context: &Context,

@@ -1,4 +1,4 @@
-//! What ops refuse, whatever computes. What they compute is checked in [`crate::self_test`], against candle.
+//! Operands that ops reject, on every device. [`crate::self_test`] checks results against candle.
 
 use super::reference::ReferenceBackend;
 use super::*;
@@ -30,7 +30,7 @@ fn refuses(result: Result<()>, what: &str) {
 }
 
 #[test]
-fn products_refuse_shapes_that_do_not_fit() {
+fn matmuls_refuse_shapes_that_do_not_fit() {
     everywhere(|context| {
         let mut scratch = LinearScratch::new(context, ROWS, HIDDEN).unwrap();
         let x = Buffer::new(context, ROWS, HIDDEN).unwrap();
@@ -67,7 +67,7 @@ fn products_refuse_shapes_that_do_not_fit() {
         refuses(result, "its output has 71 values in a row, not 70");
         let mut logits = Buffer::new(context, 4, 70).unwrap();
         let too_many = norm_logits(context, &mut scratch, 5, &x, &own, &gate, &mut logits);
-        assert!(too_many.is_err(), "more rows than there is room for");
+        assert!(too_many.is_err(), "more rows than there is space for");
     });
 }
 
@@ -116,7 +116,7 @@ fn blocks_are_copied_whole_and_only_where_they_exist() {
         let mut bytes = vec![0; cache.block_bytes()];
         refuses(cache.read_block(3, &mut bytes), "block 3");
         refuses(cache.read_block(0, &mut bytes[1..]), &format!("{} bytes", bytes.len() - 1));
-        // The rows of the second block; the others stay as they are.
+        // The rows of the second block; the others are unchanged.
         bytes.chunks_exact_mut(4).enumerate().for_each(|(i, value)| {
             value.copy_from_slice(&(i as f32 + 0.5).to_le_bytes());
         });

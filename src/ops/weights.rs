@@ -1,4 +1,4 @@
-//! Weights in the form that the device's kernels read.
+//! Weights in the format of the device's kernels.
 
 use std::fmt;
 use std::ops::Deref;
@@ -20,7 +20,7 @@ pub(crate) trait DeviceMatrix: fmt::Debug + Send + Sync {
     /// Inputs.
     fn cols(&self) -> usize;
 
-    /// How the values are stored.
+    /// The type of the values.
     fn dtype(&self) -> DType;
 
     /// Bytes of memory.
@@ -29,14 +29,14 @@ pub(crate) trait DeviceMatrix: fmt::Debug + Send + Sync {
 
 /// A stack of matrices on a device.
 pub(crate) trait DeviceStack: fmt::Debug + Send + Sync {
-    /// How many matrices there are.
+    /// The number of matrices.
     fn len(&self) -> usize;
 
     /// Bytes of all matrices, without transposed ones.
     fn num_bytes(&self) -> usize;
 }
 
-/// What a device implements of weights.
+/// The operations of a device for weights.
 pub(crate) trait WeightOps: Device {
     /// Repacks a tensor of `rows` × `cols`.
     fn matrix(&self, tensor: &RawTensor<'_>, rows: usize, cols: usize) -> Result<Self::Matrix>;
@@ -50,7 +50,7 @@ pub(crate) trait WeightOps: Device {
         cols: usize,
     ) -> Result<Self::Matrix>;
 
-    /// A matrix in which there is nothing.
+    /// A matrix without contents.
     fn matrix_without_weights(&self, dtype: DType, rows: usize, cols: usize) -> Result<Self::Matrix>;
 
     /// Matrices of one shape, at least one.
@@ -104,7 +104,8 @@ impl Matrix {
         })
     }
 
-    /// The next matrix of a file of packed ones; none if the file is being made, for [`Self::add_to_file`] to add it.
+    /// The next matrix of a file of packed ones; none if the file is being written, for [`Self::add_to_file`] to add
+    /// it.
     ///
     /// # Errors
     /// Those of [`MatrixFile::next`].
@@ -130,7 +131,7 @@ impl Matrix {
             .map_err(|error| error.context(format!("tensor {:?}", tensor.name)))
     }
 
-    /// A matrix in which there is nothing, for a [dry run](Context::dry_run).
+    /// A matrix without contents, for a [dry run](Context::dry_run).
     ///
     /// # Errors
     /// [`crate::ErrorKind::Unsupported`] if the device has no kernels for its shape,
@@ -156,13 +157,13 @@ impl Matrix {
         with_held!(&self.0, |matrix| DeviceMatrix::cols(matrix))
     }
 
-    /// How the values are stored.
+    /// The type of the values.
     #[must_use]
     pub fn dtype(&self) -> DType {
         with_held!(&self.0, |matrix| DeviceMatrix::dtype(matrix))
     }
 
-    /// Bytes of memory, which is what one product with it reads.
+    /// Bytes of memory, all of which a matmul reads.
     #[must_use]
     pub fn num_bytes(&self) -> usize {
         with_held!(&self.0, |matrix| DeviceMatrix::num_bytes(matrix))
@@ -183,7 +184,7 @@ pub struct MatrixStack {
 }
 
 impl MatrixStack {
-    /// These matrices, in this order.
+    /// A stack of these matrices, in this order.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Unsupported`] on a device that has no kernels for them, [`crate::ErrorKind::InvalidModel`]
@@ -206,11 +207,10 @@ impl MatrixStack {
         Ok(Self { rows, cols, dtype, held })
     }
 
-    /// Adds the same matrices with rows and columns exchanged, `[num_matrices, cols, rows]`, for the ops that multiply
-    /// from the other side.
+    /// Adds the transposed matrices, `[num_matrices, cols, rows]`, for the ops that multiply from the other side.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Internal`] if there are others, or the device has no use for them; as [`Self::new`].
+    /// [`crate::ErrorKind::Internal`] if there are others, or if the device does not need them; as [`Self::new`].
     pub fn with_transposed(mut self, context: &Context, matrices: Vec<Matrix>) -> Result<Self> {
         let (num, shape) = (self.len(), (self.cols, self.rows));
         if matrices.len() != num {
@@ -225,7 +225,7 @@ impl MatrixStack {
         Ok(self)
     }
 
-    /// How many matrices there are.
+    /// The number of matrices.
     #[must_use]
     pub fn len(&self) -> usize {
         with_held!(&self.held, |stack| DeviceStack::len(stack))
@@ -249,7 +249,7 @@ impl MatrixStack {
         self.cols
     }
 
-    /// How the values of the first matrix are stored.
+    /// The type of the first matrix's values.
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.dtype
@@ -266,12 +266,12 @@ impl MatrixStack {
     }
 }
 
-/// The matrices as the device has them.
+/// The matrices in the device's format.
 fn on<D: Ops>(device: &D, matrices: Vec<Matrix>) -> Result<Vec<D::Matrix>> {
     matrices.into_iter().map(|matrix| matrix.0.take(device)).collect()
 }
 
-/// A vector of weights, on the host and, if that is elsewhere, on the device.
+/// A vector of weights, on the host and, if it is separate, on the device.
 #[derive(Debug)]
 pub struct Vector {
     values: Vec<f32>,
@@ -332,7 +332,7 @@ impl LinearStack {
         Some(&self.bias.as_deref()?[index * outputs..][..outputs])
     }
 
-    /// How many biases there should be.
+    /// The expected number of biases.
     pub(super) fn num_outputs(&self) -> usize {
         self.weight.len() * self.weight.rows()
     }

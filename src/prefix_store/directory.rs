@@ -1,7 +1,7 @@
 //! The directory: its secret, its limit, and packs by age.
 //!
-//! Several processes may use it at a time, without locks. Packs appear by renaming and are never changed. One that
-//! somebody else has removed is a miss. What a dead process has left unfinished is removed by whoever comes next.
+//! Several processes may use it at a time, without locks. Packs appear by renaming and are never changed. A pack that
+//! another process has removed is a miss. The next process removes unfinished files of a dead one.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -10,8 +10,6 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use ring::rand::{SecureRandom, SystemRandom};
-
 use super::fingerprint::KEPT;
 use super::name::{HASH_BYTES, Secret};
 use crate::{Error, ErrorKind, Result};
@@ -19,9 +17,9 @@ use crate::{Error, ErrorKind, Result};
 const SECRET: &str = "secret";
 const PACK: &str = "pack";
 const UNFINISHED: &str = "unfinished";
-/// A file that nobody has written to for so long is nobody's, whatever process has its number now.
+/// A file that was not written to for this long has no owner, even if a process has its number now.
 const MAX_UNFINISHED_AGE: Duration = Duration::from_secs(3_600);
-/// And one whose process is not to be seen from here when nobody has written to it for so long. A process in another
+/// And one whose process is not visible from here when it was not written to for this long. A process in another
 /// container writes more often than that, or gives the file its name.
 const MAX_UNSEEN_AGE: Duration = Duration::from_secs(6);
 
@@ -81,7 +79,7 @@ impl Directory {
                 Error::new(ErrorKind::InvalidRequest, message).with_hint("name a new or an empty folder")
             );
         }
-        // Where it is somebody else's, its owner has decided.
+        // Where it belongs to another user, that user has decided.
         #[cfg(unix)]
         drop(fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o700)));
         let secret = match read_secret(&secret_path) {
@@ -92,7 +90,7 @@ impl Directory {
         Ok(Self { path: path.to_owned(), secret, limit })
     }
 
-    /// The same directory, which has to be there and is left as it is.
+    /// The same for an existing directory, which is not modified.
     ///
     /// # Errors
     /// If there is none.
@@ -116,7 +114,7 @@ impl Directory {
         let mut entries = Vec::new();
         for entry in fs::read_dir(&self.path)? {
             let Ok(entry) = entry else { continue };
-            // What another process has just removed is not there.
+            // Another process may just have removed it.
             let Ok(metadata) = entry.metadata() else { continue };
             if metadata.is_file() {
                 let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
@@ -127,12 +125,12 @@ impl Directory {
         Ok(entries)
     }
 
-    /// Removes packs until so many bytes more stay within the limit; returns the bytes that are left. Unfinished files
-    /// of processes that are gone go first.
-    pub(super) fn make_room(&self, num_bytes: u64) -> io::Result<u64> {
+    /// Removes packs until this many bytes more stay within the limit; returns the remaining bytes. Unfinished files of
+    /// dead processes go first.
+    pub(super) fn evict_packs(&self, num_bytes: u64) -> io::Result<u64> {
         let entries = self.entries()?;
         let mut total: u64 = entries.iter().map(|entry| entry.len).sum();
-        for entry in entries.iter().filter(|entry| is_left_behind(entry)) {
+        for entry in entries.iter().filter(|entry| is_abandoned(entry)) {
             if fs::remove_file(&entry.path).is_ok() {
                 total -= entry.len;
             }
@@ -188,7 +186,7 @@ impl Directory {
     }
 }
 
-/// Says that the pack was used just now. Where that is not allowed, it seems older than it is.
+/// Marks the pack as just used. If that is not permitted, it counts as older than it is.
 pub(super) fn touch(file: &File) {
     drop(file.set_modified(SystemTime::now()));
 }
@@ -199,7 +197,7 @@ fn unfinished_path(folder: &Path) -> PathBuf {
     folder.join(format!("{}-{:016x}-{number}.{UNFINISHED}", std::process::id(), process_number()))
 }
 
-/// What tells this process from an earlier one with the same number.
+/// Distinguishes this process from an earlier one with the same id.
 fn process_number() -> u64 {
     static NUMBER: OnceLock<u64> = OnceLock::new();
     *NUMBER.get_or_init(|| {
@@ -208,7 +206,7 @@ fn process_number() -> u64 {
     })
 }
 
-fn is_left_behind(entry: &Entry) -> bool {
+fn is_abandoned(entry: &Entry) -> bool {
     if !entry.is_unfinished() {
         return false;
     }
@@ -255,7 +253,7 @@ fn read_secret(path: &Path) -> io::Result<Option<Secret>> {
 /// Draws a secret. If another process does so at the same time, one of them is taken by both.
 fn make_secret(folder: &Path, replace: bool) -> io::Result<Secret> {
     let mut bytes = [0; HASH_BYTES];
-    SystemRandom::new().fill(&mut bytes).map_err(|_| io::Error::other("the system has no random numbers"))?;
+    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
     let (target, path) = (folder.join(SECRET), unfinished_path(folder));
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
@@ -274,5 +272,5 @@ fn make_secret(folder: &Path, replace: bool) -> io::Result<Secret> {
             _ => {}
         }
     }
-    read_secret(&target)?.ok_or_else(|| io::Error::other("the secret was changed meanwhile"))
+    read_secret(&target)?.ok_or_else(|| io::Error::other("the secret changed during the start"))
 }

@@ -1,7 +1,8 @@
-//! What decides which bytes a block has, beside its tokens.
+//! The inputs that decide a block's bytes, in addition to its tokens.
 //!
-//! The weights are hashed by content, so a copy of a model finds its prefixes. That reads all of their files, and what came
-//! of it is kept in the directory under what the system says of a file, so that the next start need not read them again.
+//! The weights are hashed by content, so a copy of a model finds its prefixes. That reads all of their files. The
+//! directory keeps the hashes under the system's metadata of a file, so that the next start need not read the files
+//! again.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -14,8 +15,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use super::Shared;
 use super::name::{Fingerprint, HASH_BYTES};
 
-/// A file is hashed in pieces of so many bytes, and then the hashes are.
-const PIECE: u64 = 4 << 20;
+/// A file is hashed in chunks of this many bytes, and then the hashes are.
+const CHUNK: u64 = 4 << 20;
 const MAX_THREADS: usize = 4;
 pub(super) const KEPT: &str = "weights";
 
@@ -37,7 +38,7 @@ impl Hashing {
         self.done_bytes.fetch_add(num_bytes, Ordering::Relaxed);
     }
 
-    /// What is left of it at its speed so far; none if that is not known.
+    /// The rest of the time, at the speed so far; none if unknown.
     pub(super) fn time_left(&self) -> Option<Duration> {
         let done = self.done_bytes.load(Ordering::Relaxed);
         let left = self.all_bytes.load(Ordering::Relaxed).saturating_sub(done);
@@ -46,27 +47,27 @@ impl Hashing {
     }
 }
 
-/// Makes the fingerprint of a model, with what the directory remembers of its files.
-pub struct FingerprintParts {
+/// Computes the fingerprint of a model, using the directory's remembered hashes.
+pub struct FingerprintBuilder {
     shared: Arc<Shared>,
 }
 
-impl std::fmt::Debug for FingerprintParts {
+impl std::fmt::Debug for FingerprintBuilder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("FingerprintParts")
+        f.write_str("FingerprintBuilder")
     }
 }
 
-/// A file of weights as it was when it was loaded: path, bytes, and when it was changed, where that is known.
+/// A file of weights as it was when it was loaded: path, bytes, and modification time, if known.
 pub type LoadedFile = (PathBuf, u64, Option<SystemTime>);
 
-impl FingerprintParts {
+impl FingerprintBuilder {
     pub(super) fn new(shared: &Arc<Shared>) -> Self {
         Self { shared: Arc::clone(shared) }
     }
 
-    /// The fingerprint of these files' contents and these parts, in order. None if a file cannot be read or is not as it
-    /// was loaded, which is said, or if the store is closed meanwhile.
+    /// The fingerprint of these files' contents and these further inputs, in order. None if a file cannot be read or
+    /// has changed since it was loaded, which is reported, or if the store is closed meanwhile.
     #[must_use]
     pub fn fingerprint(&self, files: &[LoadedFile], parts: &[&[u8]]) -> Option<Fingerprint> {
         let mut hasher = blake3::Hasher::new();
@@ -134,7 +135,7 @@ impl FingerprintParts {
     }
 }
 
-/// What tells one state of a file from another without reading it.
+/// Distinguishes the states of a file without reading it.
 fn stamp(path: &Path, metadata: &fs::Metadata) -> String {
     let modified = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     #[cfg(unix)]
@@ -153,22 +154,22 @@ fn read_kept(path: &Path) -> Option<[u8; 2 * HASH_BYTES]> {
     bytes.try_into().ok()
 }
 
-/// The hash of the hashes of a file's pieces, by several threads. `go_on` hears the bytes of each piece that is done.
+/// The hash of the hashes of a file's chunks, by several threads. `go_on` receives the bytes of each finished chunk.
 fn hash_file(path: &Path, len: u64, go_on: impl Fn(u64) -> bool + Sync) -> io::Result<[u8; HASH_BYTES]> {
-    let num_pieces = usize::try_from(len.div_ceil(PIECE)).map_err(io::Error::other)?;
-    let (next, hashes) = (AtomicUsize::new(0), Mutex::new(vec![[0; HASH_BYTES]; num_pieces]));
+    let num_chunks = usize::try_from(len.div_ceil(CHUNK)).map_err(io::Error::other)?;
+    let (next, hashes) = (AtomicUsize::new(0), Mutex::new(vec![[0; HASH_BYTES]; num_chunks]));
     let work = || -> io::Result<()> {
         let (mut file, mut bytes) = (File::open(path)?, Vec::new());
         loop {
-            let piece = next.fetch_add(1, Ordering::Relaxed);
-            if piece >= num_pieces {
+            let chunk = next.fetch_add(1, Ordering::Relaxed);
+            if chunk >= num_chunks {
                 return Ok(());
             }
-            let start = piece as u64 * PIECE;
-            bytes.resize((len - start).min(PIECE) as usize, 0);
+            let start = chunk as u64 * CHUNK;
+            bytes.resize((len - start).min(CHUNK) as usize, 0);
             file.seek(SeekFrom::Start(start))?;
             file.read_exact(&mut bytes)?;
-            hashes.lock().unwrap_or_else(PoisonError::into_inner)[piece] = blake3::hash(&bytes).into();
+            hashes.lock().unwrap_or_else(PoisonError::into_inner)[chunk] = blake3::hash(&bytes).into();
             if !go_on(bytes.len() as u64) {
                 return Err(io::Error::other("the store is closed"));
             }

@@ -1,4 +1,4 @@
-//! What is in a directory, for whoever asks without a model.
+//! Inspects a directory without a model.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -28,11 +28,11 @@ pub struct PackReport {
     pub num_bytes: u64,
     /// When a block of it was read last, or it was written.
     pub used: SystemTime,
-    /// What is in it, or why it is not used.
+    /// Its contents, or the reason why it is not used.
     pub contents: std::result::Result<PackContents, String>,
 }
 
-/// What is in a pack.
+/// The contents of a pack.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PackContents {
     /// The first bytes of the fingerprint, in hexadecimal: packs of the same model, settings and device have the same.
@@ -41,14 +41,14 @@ pub struct PackContents {
     pub num_blocks: usize,
     /// Tokens of a block.
     pub block_size: usize,
-    /// Blocks with a salt behind them.
+    /// Blocks with a salt after them.
     pub num_salted: usize,
 }
 
 /// Looks at a directory. With `verify` every block is read and its checksum compared.
 ///
 /// # Errors
-/// If it is no directory of cached prefixes or cannot be read.
+/// If it is not a directory of cached prefixes or cannot be read.
 pub fn inspect_directory(path: &Path, verify: bool) -> Result<DirectoryReport> {
     let directory = Directory::look_at(path)?;
     let entries = directory.entries().map_err(|error| failed("read", path, error))?;
@@ -63,7 +63,7 @@ pub fn inspect_directory(path: &Path, verify: bool) -> Result<DirectoryReport> {
 /// Removes everything but the secret; returns the number of files and their bytes.
 ///
 /// # Errors
-/// If it is no directory of cached prefixes, or a file cannot be removed.
+/// If it is not a directory of cached prefixes, or a file cannot be removed.
 pub fn clear_directory(path: &Path) -> Result<(usize, u64)> {
     Directory::look_at(path)?.clear().map_err(|error| failed("clear", path, error))
 }

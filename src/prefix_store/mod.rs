@@ -1,10 +1,10 @@
 //! Blocks of the KV cache that outlive the process: packs of them in a directory.
 //!
-//! A block is written behind the engine's back and read before a request is admitted. The engine asks and tells; it never
-//! waits for a file. What is read back is bit for bit what was computed, or it is not there: names, tokens and bytes are
-//! checked under the secret of the directory, and whatever does not fit is a miss. No file can stop anything.
+//! A block is written asynchronously and read before a request is admitted. The engine sends messages; it never waits
+//! for a file. A block that is read back equals the computed one bit for bit, or it is a miss: names, tokens and bytes
+//! are verified under the directory's secret. No file can cause a failure.
 //!
-//! Nothing here knows tensors, requests or the scheduler. A block is its tokens, its name and bytes.
+//! This module does not depend on tensors, requests or the scheduler. A block is its tokens, its name and bytes.
 
 mod directory;
 mod fingerprint;
@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-pub use fingerprint::{FingerprintParts, LoadedFile};
+pub use fingerprint::{FingerprintBuilder, LoadedFile};
 pub use inspect::{DirectoryReport, PackContents, PackReport, clear_directory, inspect_directory};
 pub use name::{BlockName, Fingerprint, Namer};
 pub use reader::{Fetched, Wanted};
@@ -44,10 +44,10 @@ pub const MAX_QUEUED_BYTES: u64 = 256 << 20;
 const QUEUE: usize = 4_096;
 /// Bytes of a pack where the limit is large.
 const PACK_BYTES: u64 = 128 << 20;
-/// A pack is no larger than this part of the limit, so that there are some to choose from.
+/// The maximum size of a pack as a fraction of the limit, so that there are several to evict.
 const PACKS_AT_LEAST: u64 = 8;
 
-/// Hears what has to be said once, a line at a time.
+/// Receives notices, a line each, once.
 pub type OnNotice = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// Where prefixes are kept, and how much of them.
@@ -59,7 +59,7 @@ pub struct StoreOptions {
     pub max_bytes: u64,
     /// Whether prefixes are read also where computing them seems to be faster.
     pub reads_always: bool,
-    /// Hears of damaged files and failures.
+    /// Receives damaged files and failures.
     pub on_notice: OnNotice,
 }
 
@@ -83,15 +83,15 @@ pub struct StoreStats {
     pub num_written_bytes: u64,
     /// Blocks that were not written, because too many waited or writing failed.
     pub num_dropped_blocks: u64,
-    /// Blocks that were read and are what they should be.
+    /// Blocks that were read and verified.
     pub num_read_blocks: u64,
     /// Bytes of these.
     pub num_read_bytes: u64,
-    /// Blocks that could not be read or were not what they should be.
+    /// Blocks that could not be read or verified.
     pub num_failed_reads: u64,
     /// Packs with blocks of this model now.
     pub num_packs: u64,
-    /// Bytes of all files of the directory, when it was looked at last.
+    /// Bytes of all files of the directory, at the last scan.
     pub num_directory_bytes: u64,
 }
 
@@ -107,7 +107,7 @@ struct Counters {
     queued_bytes: AtomicU64,
 }
 
-/// What the threads and the engine share.
+/// State shared by the threads and the engine.
 struct Shared {
     directory: Directory,
     /// Bytes of a block.
@@ -117,19 +117,19 @@ struct Shared {
     hashing: Hashing,
     counters: Counters,
     on_notice: OnNotice,
-    /// Nothing more is wanted.
+    /// The request is dropped.
     is_closed: AtomicBool,
     /// Is called when the record of changes has something in it.
     on_change: Mutex<Option<OnChange>>,
 }
 
-/// Hears on another thread that blocks can be read that could not, or no longer.
+/// Receives, on another thread, changes of readable blocks.
 pub type OnChange = Box<dyn Fn() + Send>;
 
 /// A block can be read, or no longer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreChange {
-    /// It can, and this is what asks for it.
+    /// It can, and this is its request.
     Added(Wanted),
     /// It cannot.
     Removed(BlockName),
@@ -144,8 +144,8 @@ impl Shared {
         (self.on_notice)(line);
     }
 
-    /// Tells whoever follows the record, if there is something in it.
-    fn tell_of_changes(&self) {
+    /// Notifies the subscriber of the record, if there is something in it.
+    fn report_changes(&self) {
         if self.shelf.has_changes()
             && let Some(on_change) = &*self.on_change.lock().unwrap_or_else(PoisonError::into_inner)
         {
@@ -158,7 +158,7 @@ impl Shared {
     }
 }
 
-/// The blocks of a model in a directory. Dropping it writes what waits.
+/// The blocks of a model in a directory. Dropping it writes the queued ones.
 pub struct PrefixStore {
     shared: Arc<Shared>,
     puts: Option<SyncSender<Put>>,
@@ -174,8 +174,8 @@ impl fmt::Debug for PrefixStore {
 }
 
 impl PrefixStore {
-    /// Opens the directory and starts two threads. `fingerprint` runs on one of them, as it may take long; until it is
-    /// there, the store finds nothing and takes nothing. Blocks have `block_size` tokens and `block_bytes` bytes.
+    /// Opens the directory and starts two threads. `fingerprint` runs on one of them, as it may take long; until it
+    /// returns, the store finds and takes no blocks. Blocks have `block_size` tokens and `block_bytes` bytes.
     ///
     /// # Errors
     /// If the directory cannot be made or read, or is something else, or the system refuses a thread.
@@ -183,7 +183,7 @@ impl PrefixStore {
         options: &StoreOptions,
         block_size: usize,
         block_bytes: usize,
-        fingerprint: impl FnOnce(&FingerprintParts) -> Option<Fingerprint> + Send + 'static,
+        fingerprint: impl FnOnce(&FingerprintBuilder) -> Option<Fingerprint> + Send + 'static,
     ) -> Result<Self> {
         let too_large = |_| Error::internal(format!("a block of {block_size} tokens"));
         let directory = Directory::open(&options.directory, options.max_bytes)?;
@@ -209,7 +209,7 @@ impl PrefixStore {
         };
         let own = Arc::clone(&shared);
         store.start("write", move || {
-            let fingerprint = fingerprint(&FingerprintParts::new(&own));
+            let fingerprint = fingerprint(&FingerprintBuilder::new(&own));
             let secret = own.directory.secret;
             own.shelf.open(fingerprint.map(|fingerprint| Namer { secret, fingerprint }));
             if fingerprint.is_some() {
@@ -227,7 +227,7 @@ impl PrefixStore {
         Ok(())
     }
 
-    /// What names blocks; none while it is not known which model this is.
+    /// The namer of blocks; none until the fingerprint is known.
     #[must_use]
     pub fn namer(&self) -> Option<&Namer> {
         self.shared.shelf.namer()
@@ -245,13 +245,13 @@ impl PrefixStore {
         self.shared.shelf.num_readable(names)
     }
 
-    /// Whether it is not known yet which model this is, so that nothing is named but may be later.
+    /// Whether the fingerprint is not known yet, so that blocks have no names now but may get them later.
     #[must_use]
     pub fn is_pending(&self) -> bool {
         self.shared.shelf.is_pending()
     }
 
-    /// What is left of hashing the weights at its speed so far; none if that is not known.
+    /// The rest of the time of hashing the weights, at the speed so far; none if unknown.
     #[must_use]
     pub fn hashing_time_left(&self) -> Option<Duration> {
         self.shared.hashing.time_left()
@@ -271,7 +271,7 @@ impl PrefixStore {
         self.shared.count(|counters| &counters.dropped_blocks, num_blocks as u64);
     }
 
-    /// What it takes to check the bytes of a block.
+    /// The time of verifying the bytes of a block.
     #[must_use]
     pub fn checking_time(&self, bytes: &[u8]) -> Duration {
         let start = Instant::now();
@@ -285,12 +285,12 @@ impl PrefixStore {
         self.reads_always
     }
 
-    /// Says a line to whoever hears of failures.
+    /// Sends a line to the receiver of failures.
     pub fn notice(&self, line: &str) {
         self.shared.notice(line);
     }
 
-    /// Gives a block to be written, with as many bytes as blocks have. Waits for nothing.
+    /// Queues a block for writing, with the bytes of a block. Does not wait.
     pub fn put(&self, block: NewBlock) {
         let NewBlock { name, parent, num_grouped, is_salted, token_ids, bytes } = block;
         let Some(puts) = &self.puts else { return };
@@ -310,27 +310,27 @@ impl PrefixStore {
     }
 
     /// Has blocks read, one after another. `deliver` is called on another thread for each, and last with the end; it returns
-    /// whether more is wanted, and may wait. False if too many wait already.
+    /// whether more is needed, and may wait. False if too many wait already.
     pub fn fetch(&self, wanted: Vec<Wanted>, deliver: impl FnMut(Fetched) -> bool + Send + 'static) -> bool {
         let job = FetchJob { wanted, deliver: Box::new(deliver) };
         self.jobs.as_ref().is_some_and(|jobs| jobs.try_send(job).is_ok())
     }
 
-    /// Keeps a record from now on of the blocks that can be read, which begins with those that there are. `on_change` hears
-    /// when there is something new in it.
+    /// Keeps a record from now on of the blocks that can be read, which begins with those that there are. `on_change`
+    /// receives when there is something new in it.
     pub fn record_changes(&self, on_change: OnChange) {
         *self.shared.on_change.lock().unwrap_or_else(PoisonError::into_inner) = Some(on_change);
         self.shared.shelf.record_changes();
     }
 
-    /// What was recorded since the last time. Blocks of a pack come in the order in which they were written.
+    /// Takes the changes since the last call. Blocks of a pack are in the order in which they were written.
     #[must_use]
     pub fn take_changes(&self) -> Vec<StoreChange> {
-        let told = |change| match change {
-            Change::Added(place) => StoreChange::Added(place.wanted()),
+        let reported = |change| match change {
+            Change::Added(location) => StoreChange::Added(location.wanted()),
             Change::Removed(name) => StoreChange::Removed(name),
         };
-        self.shared.shelf.take_changes().into_iter().map(told).collect()
+        self.shared.shelf.take_changes().into_iter().map(reported).collect()
     }
 
     /// Running totals.
@@ -354,10 +354,10 @@ impl PrefixStore {
 impl Drop for PrefixStore {
     fn drop(&mut self) {
         self.shared.is_closed.store(true, Ordering::Relaxed);
-        // The threads end when nobody can send any more.
+        // The threads end when all senders are gone.
         (self.puts, self.jobs) = (None, None);
         for thread in self.threads.drain(..) {
-            // A panic there has cost what it did, and is no reason for another one.
+            // A panic there has already had its effects, and is no reason for another one.
             drop(thread.join());
         }
     }
@@ -372,11 +372,11 @@ pub struct NewBlock {
     pub parent: BlockName,
     /// Of its tokens those that were computed in groups of a prompt.
     pub num_grouped: usize,
-    /// Whether a salt is behind the prefix.
+    /// Whether the prefix has a salt.
     pub is_salted: bool,
-    /// As many as a block has.
+    /// The tokens of a block.
     pub token_ids: Vec<u32>,
-    /// As many as a block has.
+    /// The bytes of a block.
     pub bytes: Vec<u8>,
 }
 
@@ -385,7 +385,7 @@ fn pack_bytes(limit: u64) -> u64 {
     (limit / PACKS_AT_LEAST).clamp(1, PACK_BYTES)
 }
 
-/// What a file is called in a line about it.
+/// The name of a file in a message.
 fn file_name(path: &Path) -> std::borrow::Cow<'_, str> {
     path.file_name().unwrap_or_default().to_string_lossy()
 }

@@ -1,7 +1,7 @@
 //! Names and checksums, under the secret of a directory.
 //!
-//! Somebody who can write files but does not know the secret can neither make a block that is found nor tell which prefix
-//! a block belongs to. What is hashed begins with what it is, so that no name is a checksum of something else.
+//! A user that can write files but does not know the secret can neither forge a block nor learn which prefix a block
+//! belongs to. Hashed data begins with its kind, so that no name is a checksum of other data.
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ impl Secret {
         Self(bytes)
     }
 
-    /// The keyed hash of these parts one after another. All but the last have lengths that `what` decides.
+    /// The keyed hash of these byte strings in sequence. `what` fixes the lengths of all but the last.
     pub(super) fn hash(&self, what: &str, parts: &[&[u8]]) -> [u8; HASH_BYTES] {
         let mut hasher = blake3::Hasher::new_keyed(&self.0);
         hasher.update(&(what.len() as u64).to_le_bytes()).update(what.as_bytes());
@@ -34,7 +34,7 @@ impl Secret {
     }
 }
 
-/// All that decides which bytes a block has, beside its tokens: 32 bytes.
+/// All that decides which bytes a block has, in addition to its tokens: 32 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint(pub [u8; HASH_BYTES]);
 
@@ -56,7 +56,7 @@ pub struct Namer {
 }
 
 impl Namer {
-    /// The name of the empty prefix for this salt: requests with different salts share nothing.
+    /// The name of the empty prefix for this salt: requests with different salts have no blocks in common.
     #[must_use]
     pub fn root(&self, cache_salt: Option<&str>) -> BlockName {
         let (has_salt, salt) = ([u8::from(cache_salt.is_some())], cache_salt.unwrap_or_default());

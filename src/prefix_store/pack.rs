@@ -6,9 +6,9 @@
 //! index               for each block: name, parent, checksum, tokens in groups, flags, token ids
 //! ```
 //!
-//! Numbers are little-endian. Nothing in a file is believed before its checksum under the directory's secret is right, and
-//! a length only within the length of the file. Files are read, not mapped: whoever cuts a mapped file short ends the
-//! processes that look at it.
+//! Numbers are little-endian. Contents of a file are used only after its checksum under the directory's secret is
+//! verified, and a length only within the length of the file. Files are read, not mapped: truncating a mapped file ends
+//! the processes that access it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -20,20 +20,20 @@ const MAGIC: [u8; 8] = *b"tvprefix";
 /// To be raised with every change of the format.
 const VERSION: u32 = 1;
 const HEADER_BYTES: u64 = 128;
-/// What of the header the checksum is about.
+/// The bytes of the header under the checksum.
 const CHECKED_BYTES: usize = 64;
-/// More index than any pack has; a file is asked for no more memory than this.
+/// More index than any pack has; no more memory than this is allocated for a file.
 const MAX_INDEX_BYTES: u64 = 64 << 20;
 const SALTED: u32 = 1;
 
-/// What is said of a block beside its bytes.
+/// The record of a block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct BlockRecord {
     pub(super) name: BlockName,
     pub(super) parent: BlockName,
     /// Of its tokens those that were computed in groups of a prompt.
     pub(super) num_grouped: u32,
-    /// Whether a salt is behind the prefix.
+    /// Whether the prefix has a salt.
     pub(super) is_salted: bool,
     pub(super) token_ids: Vec<u32>,
 }
@@ -45,7 +45,7 @@ pub(super) enum PackFault {
     Foreign,
     /// It is of another version of the format.
     Version(u32),
-    /// Its length is not what it says.
+    /// Its length differs from the header's.
     Torn,
     /// A checksum is wrong: it was changed, or written under another secret.
     Damaged,
@@ -57,7 +57,7 @@ impl std::fmt::Display for PackFault {
         match self {
             Self::Foreign => f.write_str("it is not a pack of cached prefixes"),
             Self::Version(version) => write!(f, "its format has version {version}, not {VERSION}"),
-            Self::Torn => f.write_str("it is not as long as it says"),
+            Self::Torn => f.write_str("its length differs from the one in its header"),
             Self::Damaged => f.write_str("a checksum is wrong"),
             Self::Io(error) => write!(f, "{error}"),
         }
@@ -73,7 +73,7 @@ impl From<io::Error> for PackFault {
     }
 }
 
-/// What all blocks of a pack have in common.
+/// The common properties of a pack's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PackShape {
     pub(super) fingerprint: Fingerprint,
@@ -100,7 +100,7 @@ impl PackShape {
     }
 }
 
-/// A pack that is being written. Until it is [finished](Self::finish) nobody takes it for one.
+/// A pack that is being written. Until it is [finished](Self::finish) readers ignore it.
 #[derive(Debug)]
 pub(super) struct PackWriter {
     file: File,
@@ -123,7 +123,7 @@ impl PackWriter {
         Ok(Self { file, path, shape, secret, index: Vec::new(), names: Vec::new() })
     }
 
-    /// Adds a block; its tokens and bytes are as many as the pack's blocks have.
+    /// Adds a block with the pack's numbers of tokens and bytes.
     pub(super) fn append(&mut self, record: &BlockRecord, bytes: &[u8]) -> io::Result<()> {
         let is_alike = bytes.len() as u64 == self.shape.block_bytes
             && record.token_ids.len() as u64 == u64::from(self.shape.block_size);
@@ -172,7 +172,7 @@ fn checksum(secret: &Secret, name: BlockName, bytes: &[u8]) -> [u8; HASH_BYTES] 
     secret.hash("bytes", &[&name.0, bytes])
 }
 
-/// What is in a pack.
+/// The contents of a pack.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct PackIndex {
     pub(super) shape: PackShape,
@@ -240,7 +240,7 @@ impl PackIndex {
     ) -> Result<Vec<u8>, PackFault> {
         let start = HEADER_BYTES + index as u64 * self.shape.block_bytes;
         let len = usize::try_from(self.shape.block_bytes).map_err(|_| PackFault::Torn)?;
-        // The file may be shorter now than it was, and then its blocks are no reason to ask for memory.
+        // The file may be shorter now than it was, and then no memory is allocated for its blocks.
         if file.metadata()?.len() < start.saturating_add(self.shape.block_bytes) {
             return Err(PackFault::Torn);
         }

@@ -21,28 +21,28 @@ pub struct Wanted {
     pub parent: BlockName,
     /// Of its tokens those that are computed in groups of a prompt.
     pub num_grouped: usize,
-    /// Whether a salt is behind the prefix.
+    /// Whether the prefix has a salt.
     pub is_salted: bool,
-    /// As many as a block has.
+    /// The bytes of a block.
     pub token_ids: Vec<u32>,
 }
 
-/// What comes of a fetch.
+/// A result of a fetch.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Fetched {
-    /// The bytes of the next block, and what it took to read and check them.
+    /// The bytes of the next block, and the time of reading and verifying them.
     Block(Vec<u8>, Duration),
-    /// Nothing more comes: all are there, or one could not be read.
+    /// The end: all blocks were delivered, or one could not be read.
     End,
 }
 
-/// Blocks that somebody waits for.
+/// Blocks that a request waits for.
 pub(super) struct FetchJob {
     pub(super) wanted: Vec<Wanted>,
     pub(super) deliver: Box<dyn FnMut(Fetched) -> bool + Send>,
 }
 
-/// Serves until nobody can ask any more.
+/// Serves until all senders are gone.
 pub(super) fn run(shared: &Arc<Shared>, jobs: &Receiver<FetchJob>) {
     for FetchJob { wanted, mut deliver } in jobs {
         let mut open = None;
@@ -60,11 +60,11 @@ pub(super) fn run(shared: &Arc<Shared>, jobs: &Receiver<FetchJob>) {
     }
 }
 
-/// The bytes of a block, if it is there and is what it should be.
+/// The bytes of a block, if it exists and is verified.
 fn read(shared: &Shared, block: &Wanted, open: &mut Option<(PathBuf, File)>) -> Option<Vec<u8>> {
-    let place = shared.shelf.place(block.name)?;
-    let (pack, path) = (&place.pack.index, &place.pack.path);
-    let record = &pack.records[place.index];
+    let location = shared.shelf.location(block.name)?;
+    let (pack, path) = (&location.pack.index, &location.pack.path);
+    let record = &pack.records[location.index];
     let is_same = record.token_ids == block.token_ids
         && record.parent == block.parent
         && record.num_grouped as usize == block.num_grouped
@@ -72,7 +72,7 @@ fn read(shared: &Shared, block: &Wanted, open: &mut Option<(PathBuf, File)>) -> 
     let bytes = match is_same {
         false => Err(PackFault::Damaged),
         true => open_pack(path, open)
-            .and_then(|file| pack.read_block(file, place.index, &shared.directory.secret)),
+            .and_then(|file| pack.read_block(file, location.index, &shared.directory.secret)),
     };
     match bytes {
         Ok(bytes) => {

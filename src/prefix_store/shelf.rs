@@ -17,13 +17,13 @@ pub(super) struct Pack {
 
 /// Where a block is.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct BlockLocation {
     pub(super) pack: Arc<Pack>,
     pub(super) index: usize,
 }
 
-impl Place {
-    /// What asks for the block.
+impl BlockLocation {
+    /// The request for the block.
     pub(super) fn wanted(&self) -> Wanted {
         let BlockRecord { name, parent, num_grouped, is_salted, token_ids } =
             self.pack.index.records[self.index].clone();
@@ -34,26 +34,26 @@ impl Place {
 /// A block of this model can be read, or no longer.
 #[derive(Debug, Clone)]
 pub(super) enum Change {
-    Added(Place),
+    Added(BlockLocation),
     Removed(BlockName),
 }
 
-/// The index from names to places.
+/// The index from names to locations.
 #[derive(Debug, Default)]
 pub(super) struct Shelf {
-    /// None in it if it will never be known.
+    /// An inner none if it will never be known.
     namer: OnceLock<Option<Namer>>,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    places: HashMap<BlockName, Place>,
-    /// Blocks on their way to a pack.
+    locations: HashMap<BlockName, BlockLocation>,
+    /// Blocks that are queued for a pack.
     expected: HashSet<BlockName>,
-    /// Files that were looked at: packs of this model, and whatever is of no use.
+    /// Files that were scanned: packs of this model, and unusable ones.
     packs: HashMap<PathBuf, Option<Arc<Pack>>>,
-    /// What has changed since somebody asked last, if anybody does.
+    /// Changes since the last call, if there is a subscriber.
     changes: Option<Vec<Change>>,
 }
 
@@ -71,7 +71,7 @@ impl Shelf {
     }
 
     pub(super) fn open(&self, namer: Option<Namer>) {
-        // It is told once.
+        // It is reported once.
         let _ = self.namer.set(namer);
     }
 
@@ -79,29 +79,29 @@ impl Shelf {
         self.namer.get()?.as_ref()
     }
 
-    /// Whether it is not known yet which model this is.
+    /// Whether the fingerprint is not known yet.
     pub(super) fn is_pending(&self) -> bool {
         self.namer.get().is_none()
     }
 
     pub(super) fn has(&self, name: BlockName) -> bool {
         let state = self.state();
-        state.places.contains_key(&name) || state.expected.contains(&name)
+        state.locations.contains_key(&name) || state.expected.contains(&name)
     }
 
     pub(super) fn num_readable(&self, names: &[BlockName]) -> usize {
         let state = self.state();
-        names.iter().take_while(|name| state.places.contains_key(name)).count()
+        names.iter().take_while(|name| state.locations.contains_key(name)).count()
     }
 
-    pub(super) fn place(&self, name: BlockName) -> Option<Place> {
-        self.state().places.get(&name).cloned()
+    pub(super) fn location(&self, name: BlockName) -> Option<BlockLocation> {
+        self.state().locations.get(&name).cloned()
     }
 
-    /// Notes that a block is on its way; false if it is there or on its way already.
+    /// Records a queued block; false if it is stored or queued already.
     pub(super) fn expect(&self, name: BlockName) -> bool {
         let mut state = self.state();
-        !state.places.contains_key(&name) && state.expected.insert(name)
+        !state.locations.contains_key(&name) && state.expected.insert(name)
     }
 
     pub(super) fn forget_expected(&self, names: &[BlockName]) {
@@ -126,23 +126,23 @@ impl Shelf {
         if let Some(pack) = &pack {
             for (index, record) in pack.index.records.iter().enumerate() {
                 state.expected.remove(&record.name);
-                let place = Place { pack: Arc::clone(pack), index };
-                if state.places.insert(record.name, place.clone()).is_none() {
-                    state.note(|| Change::Added(place));
+                let location = BlockLocation { pack: Arc::clone(pack), index };
+                if state.locations.insert(record.name, location.clone()).is_none() {
+                    state.note(|| Change::Added(location));
                 }
             }
         }
         state.packs.insert(path.to_owned(), pack);
     }
 
-    /// Keeps a record from now on of what changes, which begins with all that is there.
+    /// Starts to record changes, beginning with all existing blocks.
     pub(super) fn record_changes(&self) {
         let mut state = self.state();
-        let all = state.places.values().cloned().map(Change::Added).collect();
+        let all = state.locations.values().cloned().map(Change::Added).collect();
         state.changes = Some(all);
     }
 
-    /// What was recorded since the last time.
+    /// Takes the changes since the last call.
     pub(super) fn take_changes(&self) -> Vec<Change> {
         self.state().changes.as_mut().map(std::mem::take).unwrap_or_default()
     }
@@ -156,10 +156,10 @@ impl Shelf {
     pub(super) fn drop_blocks(&self, path: &Path) {
         let mut state = self.state();
         if let Some(pack) = state.packs.get_mut(path).and_then(Option::take) {
-            let is_of = |place: &Place| Arc::ptr_eq(&place.pack, &pack);
+            let is_of = |location: &BlockLocation| Arc::ptr_eq(&location.pack, &pack);
             for record in &pack.index.records {
-                if state.places.get(&record.name).is_some_and(is_of) {
-                    state.places.remove(&record.name);
+                if state.locations.get(&record.name).is_some_and(is_of) {
+                    state.locations.remove(&record.name);
                     state.note(|| Change::Removed(record.name));
                 }
             }

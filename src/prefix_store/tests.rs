@@ -1,4 +1,5 @@
-//! Packs, directories and the store as a whole: what is read is what was written, whatever happens to the files.
+//! Packs, directories and the store as a whole: reads return the written blocks or a miss, for every change of the
+//! files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -62,7 +63,7 @@ impl Opened {
             reads_always: false,
             on_notice: Arc::new(move |line| heard.lock().unwrap().push(line.to_owned())),
         };
-        let fingerprint = move |_: &FingerprintParts| Some(Fingerprint([model; 32]));
+        let fingerprint = move |_: &FingerprintBuilder| Some(Fingerprint([model; 32]));
         let store = PrefixStore::open(&options, BLOCK_SIZE, BLOCK_BYTES, fingerprint).unwrap();
         let start = Instant::now();
         while store.namer().is_none() && start.elapsed() < Duration::from_secs(20) {
@@ -75,7 +76,7 @@ impl Opened {
         *self.store.namer().unwrap()
     }
 
-    /// Waits until so many of these can be read.
+    /// Waits until this many of these can be read.
     fn wait_for(&self, blocks: &[NewBlock], num_readable: usize) {
         let names: Vec<BlockName> = blocks.iter().map(|block| block.name).collect();
         let start = Instant::now();
@@ -117,7 +118,7 @@ fn a_second_store_reads_what_the_first_has_written() {
     opened.wait_for(&blocks, 5);
     assert!(opened.read(&blocks).iter().eq(blocks.iter().map(|block| &block.bytes)));
     assert_eq!(opened.store.stats().num_read_blocks, 5);
-    // What is there is not written again.
+    // Existing blocks are not written again.
     blocks.iter().for_each(|block| opened.store.put(block.clone()));
     drop(opened);
     assert_eq!(packs(folder.path()).len(), 1);
@@ -156,7 +157,7 @@ fn a_block_is_found_by_all_that_it_is() {
 
 #[cfg(unix)]
 #[test]
-fn nobody_else_may_look() {
+fn the_folder_is_private() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("new/cache");
@@ -217,15 +218,18 @@ fn what_dead_processes_left_is_removed_and_what_living_ones_write_is_not() {
         let file = fs::File::options().write(true).open(path).unwrap();
         file.set_modified(SystemTime::now() - Duration::from_secs(seconds)).unwrap();
     };
-    directory.make_room(0).unwrap();
-    assert!(own.exists() && old.exists() && unnamed.exists(), "somebody may write who is not seen from here");
+    directory.evict_packs(0).unwrap();
+    assert!(
+        own.exists() && old.exists() && unnamed.exists(),
+        "a process that is not visible from here may write"
+    );
     [&own, &old, &unnamed].iter().for_each(|path| age(path, 10));
-    directory.make_room(0).unwrap();
+    directory.evict_packs(0).unwrap();
     assert!(own.exists() && !unnamed.exists());
     assert_eq!(old.exists(), cfg!(not(unix)));
     age(&own, 7_200);
-    directory.make_room(0).unwrap();
-    assert!(!own.exists(), "nobody writes for so long");
+    directory.evict_packs(0).unwrap();
+    assert!(!own.exists(), "no process writes for this long");
 }
 
 #[test]
@@ -266,7 +270,7 @@ fn the_hash_of_a_file_is_kept_and_follows_the_file() {
     let weights = folder.path().join("weights");
     let cache = folder.path().join("cache");
     let opened = Opened::new(&cache, 1 << 20, 1);
-    let parts = FingerprintParts::new(&opened.store.shared);
+    let parts = FingerprintBuilder::new(&opened.store.shared);
     let loaded = |path: &Path| -> LoadedFile {
         let metadata = fs::metadata(path).unwrap();
         (path.to_owned(), metadata.len(), metadata.modified().ok())
@@ -280,7 +284,7 @@ fn the_hash_of_a_file_is_kept_and_follows_the_file() {
     assert_eq!(kept.len(), 1);
     assert_eq!(parts.fingerprint(std::slice::from_ref(&file), &[b"a"]), Some(first));
     assert_ne!(parts.fingerprint(std::slice::from_ref(&file), &[b"b"]), Some(first));
-    // What is kept is believed under the secret only.
+    // Remembered hashes are used under the secret only.
     fs::write(&kept[0], [7; 64]).unwrap();
     assert_eq!(parts.fingerprint(std::slice::from_ref(&file), &[b"a"]), Some(first));
     let copy = folder.path().join("copy");
@@ -295,7 +299,7 @@ fn the_hash_of_a_file_is_kept_and_follows_the_file() {
     assert!(opened.notices.lock().unwrap()[0].contains("has changed"));
 }
 
-/// A change of a file: where and what.
+/// A change of a file: its offset and its kind.
 fn break_file(bytes: &mut Vec<u8>, random: &mut Random) {
     let len = bytes.len() as u64;
     let at = random.below(len) as usize;
@@ -352,7 +356,7 @@ fn ten_thousand_faults_give_no_wrong_byte() {
             num_refused += 1;
             continue;
         };
-        // Whatever is believed of the file is as it was written.
+        // Every block that is accepted equals the written one.
         assert_eq!((index.shape, index.records.len()), (shape, blocks.len()));
         for (at, block) in blocks.iter().enumerate() {
             assert_eq!(
@@ -376,7 +380,7 @@ fn ten_thousand_faults_give_no_wrong_byte() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
-    /// A store over files that are broken after it has looked at them, or before.
+    /// A store over files that are damaged after its scan, or before.
     #[test]
     fn a_store_over_broken_files_gives_right_blocks_or_none(seed in 0_u64..u64::MAX, before in any::<bool>()) {
         let folder = tempfile::tempdir().unwrap();
@@ -398,7 +402,7 @@ proptest! {
         for (read, block) in opened.read(&blocks).iter().zip(&blocks) {
             prop_assert!(*read == block.bytes);
         }
-        // It goes on, and writes what it lacks.
+        // It continues, and writes missing blocks.
         blocks.iter().for_each(|block| opened.store.put(block.clone()));
         prop_assert!(opened.notices.lock().unwrap().len() <= 2);
     }

@@ -1,4 +1,4 @@
-//! The thread that writes packs and looks at what is in the directory.
+//! The thread that writes packs and scans the directory.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -12,16 +12,16 @@ use std::time::{Duration, Instant};
 use super::pack::{BlockRecord, PackFault, PackIndex, PackShape, PackWriter};
 use super::{Shared, file_name, pack_bytes};
 
-/// A pack that is not full is published when nothing has come for so long.
+/// An incomplete pack is published when no block has arrived for this long.
 const QUIET: Duration = Duration::from_secs(2);
 /// And when it was begun so long ago.
 const MAX_AGE: Duration = Duration::from_secs(30);
-/// How often the directory is looked at for packs of other processes.
+/// The interval of scans for packs of other processes.
 const LOOK: Duration = Duration::from_secs(2);
-/// How long nothing is written after a failure.
+/// The pause of writing after a failure.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// A block on its way.
+/// A queued block.
 #[derive(Debug)]
 pub(super) struct Put {
     pub(super) record: BlockRecord,
@@ -34,7 +34,7 @@ pub(super) struct Writer {
     pack: Option<OpenPack>,
     looked: Option<Instant>,
     paused_until: Option<Instant>,
-    /// Said already, until something is written again.
+    /// Reported already; reset by the next write.
     has_failed: bool,
 }
 
@@ -52,10 +52,10 @@ impl Writer {
         Self { shared, shape, pack: None, looked: None, paused_until: None, has_failed: false }
     }
 
-    /// Serves until nobody can give anything any more.
+    /// Serves until all senders are gone.
     pub(super) fn run(mut self, queue: &Receiver<Put>) {
-        if let Err(error) = self.shared.directory.make_room(0) {
-            self.tell_failure(&error);
+        if let Err(error) = self.shared.directory.evict_packs(0) {
+            self.log_failure(&error);
         }
         loop {
             self.look();
@@ -101,7 +101,7 @@ impl Writer {
             None => {
                 let directory = &self.shared.directory;
                 let wanted = pack_bytes(directory.limit()).max(self.shape.block_bytes);
-                let left = directory.make_room(wanted)?;
+                let left = directory.evict_packs(wanted)?;
                 self.shared.counters.directory_bytes.store(left, Ordering::Relaxed);
                 let path = directory.unfinished_path();
                 let writer = PackWriter::create(path, self.shape, directory.secret)?;
@@ -127,7 +127,7 @@ impl Writer {
                 self.shared.shelf.add(&path, Some(index));
                 self.has_failed = false;
                 self.looked = None;
-                self.shared.tell_of_changes();
+                self.shared.report_changes();
             }
             Err(error) => {
                 self.pack = Some(pack);
@@ -136,9 +136,9 @@ impl Writer {
         }
     }
 
-    /// Gives up what is being written, and writes nothing for a while.
+    /// Drops the pack that is being written, and pauses writing.
     fn fail(&mut self, error: &io::Error) {
-        self.tell_failure(error);
+        self.log_failure(error);
         self.paused_until = Some(Instant::now() + PAUSE);
         if let Some(pack) = self.pack.take() {
             self.give_up(pack.writer.names());
@@ -152,7 +152,7 @@ impl Writer {
         self.shared.count(|counters| &counters.dropped_blocks, names.len() as u64);
     }
 
-    fn tell_failure(&mut self, error: &io::Error) {
+    fn log_failure(&mut self, error: &io::Error) {
         if !std::mem::replace(&mut self.has_failed, true) {
             self.shared.notice(&format!("cached prefixes are not written: {error}"));
         }
@@ -166,7 +166,7 @@ impl Writer {
         self.looked = Some(Instant::now());
         let entries = match self.shared.directory.entries() {
             Ok(entries) => entries,
-            Err(error) => return self.tell_failure(&error),
+            Err(error) => return self.log_failure(&error),
         };
         let num_bytes = entries.iter().map(|entry| entry.len).sum();
         self.shared.counters.directory_bytes.store(num_bytes, Ordering::Relaxed);
@@ -189,7 +189,7 @@ impl Writer {
             };
             self.shared.shelf.add(path, index);
         }
-        self.shared.tell_of_changes();
+        self.shared.report_changes();
     }
 }
 

@@ -7,13 +7,13 @@ use tinyvllm_kernels::keep_one_heap;
 
 use crate::{Error, ErrorKind, Result};
 
-/// The least of its addresses with which a process starts to load a model: what the plan of memory keeps for threads and
-/// what is not planned, and some more.
+/// The minimum of address space with which a process starts to load a model: the memory plan's reserve for threads and
+/// for unplanned memory, and a margin.
 const LEAST_ADDRESSES: u64 = 288 << 20;
 
-/// Bytes of memory that this process may still take: what the system calls available, or what the control groups that
-/// it is in leave, or the limit of its addresses (`ulimit -v`), if that is less. Pages of files count as available in the
-/// first two, because they are given back. Without a way to know, 8 GiB.
+/// Bytes of memory that this process may still allocate: the system's available memory, the remaining limit of its
+/// control groups, or that of its address space (`ulimit -v`), the least of them. Pages of files count as available in
+/// the first two, because the system can evict them. 8 GiB if the system does not report any.
 #[must_use]
 pub fn available_memory_bytes() -> u64 {
     let root = Path::new("/");
@@ -21,12 +21,11 @@ pub fn available_memory_bytes() -> u64 {
     [system_bytes(root), control_group_bytes(root), left].into_iter().flatten().min().unwrap_or(8 << 30)
 }
 
-/// Says so if this process may take so few addresses that it would be ended while it starts: memory that the system
-/// refuses to what is not planned has no error. Where addresses are limited, threads share what they keep. To be called
-/// before there are threads.
+/// Reports if this process has so little address space that it would die during its start: failed unplanned allocations
+/// have no error. With limited address space, threads share allocator heaps. Must be called before other threads exist.
 ///
 /// # Errors
-/// With the limit and what is left of it.
+/// With the limit and the rest of it.
 pub fn check_addresses() -> Result<()> {
     match Addresses::of_this_process(Path::new("/")) {
         Some(addresses) => {
@@ -37,7 +36,7 @@ pub fn check_addresses() -> Result<()> {
     }
 }
 
-/// Bytes of addresses that a process may take, and what is left of them.
+/// The limit of a process's address space in bytes, and the rest of it.
 #[derive(Debug, PartialEq, Eq)]
 struct Addresses {
     limit: u64,
@@ -45,7 +44,7 @@ struct Addresses {
 }
 
 impl Addresses {
-    /// None if there is no limit, or no way to know.
+    /// None if there is no limit, or if it is unknown.
     fn of_this_process(root: &Path) -> Option<Self> {
         let limits = fs::read_to_string(root.join("proc/self/limits")).ok()?;
         let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
@@ -62,8 +61,8 @@ impl Addresses {
             return Ok(());
         }
         let message = format!(
-            "this process may take {limit} MiB of addresses (ulimit -v), of which {left} MiB are left; it takes at \
-             least {least} MiB more, and what the model takes"
+            "this process may take {limit} MiB of address space (ulimit -v), of which {left} MiB are free; it needs \
+             at least {least} MiB more, and space for the model"
         );
         Err(Error::new(ErrorKind::Capacity, message).with_hint("raise the limit, or start it without one"))
     }
@@ -75,7 +74,7 @@ fn system_bytes(root: &Path) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1_024)
 }
 
-/// The least of what this process's group and those around it leave, in either version of control groups.
+/// The least remaining memory of this process's group and its parents, in either version of control groups.
 fn control_group_bytes(root: &Path) -> Option<u64> {
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
     let lines = groups.lines().filter_map(|line| {

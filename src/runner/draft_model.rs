@@ -6,10 +6,13 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use super::{ModelRunner, Runner, ScheduledSequence, Step, StepDraft};
 use crate::Result;
-use crate::models::{CausalLm, InputBatch};
-use crate::ops::{EXPANDED_GROUP, KvCache, RowForm};
-use crate::sampling::{Sampler, SamplerInput, SamplingParams};
+use crate::kv_cache::BlockId;
+use crate::models::CausalLm;
+use crate::ops::{EXPANDED_GROUP, KvCache};
+use crate::sampling::{SamplerInput, SamplingParams};
+use crate::scheduler::SeqId;
 use crate::speculation::{
     Acceptance, Draft, DraftCost, DraftSource, DraftedSequence, Drafter, Evidence, LEAST_CHANCE,
     OwnAcceptance, SecondsPerToken,
@@ -18,23 +21,19 @@ use crate::speculation::{
 /// Tokens of a prompt that it computes at once: a step waits for them.
 const MAX_CHUNK: usize = 128;
 
-/// A model that drafts, with a cache of its own.
+/// A draft model with its own cache.
 pub struct DraftModel {
     state: Arc<Mutex<State>>,
     acceptance: Arc<Acceptance>,
 }
 
 struct State {
-    model: Box<dyn CausalLm>,
-    cache: KvCache,
-    free_blocks: Vec<u32>,
+    runner: ModelRunner,
+    free_blocks: Vec<BlockId>,
     /// Most tokens of a step.
     max_chunk: usize,
-    sampler: Sampler,
-    /// Of the token that was computed last.
-    logits: Vec<f32>,
-    /// Kept for its memory.
-    batch: InputBatch,
+    /// Whether the tokens of a prompt are computed in groups.
+    has_groups: bool,
     seconds_per_token: SecondsPerToken,
 }
 
@@ -46,19 +45,18 @@ impl std::fmt::Debug for DraftModel {
 
 impl DraftModel {
     /// A model with this cache, which computes up to `max_chunk` tokens at once, and no more than it may hold a step up for.
-    #[must_use]
-    pub fn new(model: Box<dyn CausalLm>, cache: KvCache, max_chunk: usize) -> Self {
+    ///
+    /// # Errors
+    /// As [`ModelRunner::new`].
+    pub fn new(model: Box<dyn CausalLm>, cache: KvCache, max_chunk: usize) -> Result<Self> {
         let state = State {
-            free_blocks: (0..cache.num_blocks() as u32).collect(),
-            model,
-            cache,
+            free_blocks: (0..cache.num_blocks() as u32).map(BlockId).collect(),
+            has_groups: model.config().latent_attention.is_some(),
+            runner: ModelRunner::new(model, cache)?,
             max_chunk: max_chunk.clamp(1, MAX_CHUNK),
-            sampler: Sampler::default(),
-            logits: Vec::new(),
-            batch: InputBatch::default(),
             seconds_per_token: SecondsPerToken::default(),
         };
-        Self { state: Arc::new(Mutex::new(state)), acceptance: Arc::default() }
+        Ok(Self { state: Arc::new(Mutex::new(state)), acceptance: Arc::default() })
     }
 }
 
@@ -68,7 +66,7 @@ impl DraftSource for DraftModel {
             state: Arc::clone(&self.state),
             all: Arc::clone(&self.acceptance),
             own: OwnAcceptance::default(),
-            // Nobody reads the log-probabilities of a draft.
+            // The log-probabilities of a draft are not read.
             params: SamplingParams { logprobs: None, ..sequence.params.clone() },
             seed: sequence.seed,
             stream: sequence.stream,
@@ -91,13 +89,13 @@ struct ModelDrafter {
     seed: u64,
     stream: u32,
     end_token_ids: Vec<u32>,
-    /// Tokens of a prediction, which are no part of the sequence.
+    /// Tokens of a prediction, which do not belong to the sequence.
     num_to_skip: usize,
     num_prompt_tokens: usize,
     tokens: Vec<u32>,
     /// The tokens whose keys and values are in the cache, drafted ones among them.
     computed: Vec<u32>,
-    blocks: Vec<u32>,
+    blocks: Vec<BlockId>,
 }
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
@@ -117,10 +115,8 @@ impl Drafter for ModelDrafter {
     }
 
     fn draft(&mut self, max_tokens: usize, draft: &mut Draft) {
-        let num_known = self.tokens.len();
-        // A model that fails drafts nothing; the other one goes on.
+        // A failed draft model drafts nothing; the main one continues.
         let _ = self.try_draft(max_tokens, draft);
-        self.tokens.truncate(num_known);
     }
 
     fn learn(&mut self, num_tried: usize, num_right: usize) {
@@ -130,42 +126,84 @@ impl Drafter for ModelDrafter {
 
 impl ModelDrafter {
     fn try_draft(&mut self, max_tokens: usize, draft: &mut Draft) -> Result<()> {
+        let chance = self.own.chance(&self.all, Evidence::Model);
+        let Some(last) = self.tokens.len().checked_sub(1) else { return Ok(()) };
+        let max_tokens = num_likely(chance, max_tokens);
         let state = Arc::clone(&self.state);
         let mut state = lock(&state);
         let is_alike = |(computed, token): &(&u32, &u32)| computed == token;
         let num_alike = self.computed.iter().zip(&self.tokens).take_while(is_alike).count();
-        // The logits of the last token are wanted.
-        self.computed.truncate(num_alike.min(self.tokens.len().saturating_sub(1)));
-        let num_left = self.tokens.len() - self.computed.len();
-        let chunk = num_left.min(state.max_chunk);
-        if num_left == 0 || !self.compute(&mut state, chunk)? {
-            return Ok(());
-        }
-        if self.computed.len() < self.tokens.len() {
-            // A long prompt takes several steps.
-            return Ok(());
-        }
-        let chance = self.own.chance(&self.all, Evidence::Model);
-        let mut chance_of_all = chance;
+        self.computed.truncate(num_alike.min(last));
         let start = Instant::now();
-        for index in 0..max_tokens {
-            let Some(token_id) = self.sample(&mut state) else { break };
-            if self.end_token_ids.contains(&token_id) {
-                break;
-            }
-            draft.push(token_id, chance);
-            self.tokens.push(token_id);
-            chance_of_all *= chance;
-            let is_last = index + 1 == max_tokens || chance_of_all < LEAST_CHANCE;
-            if is_last || !self.compute(&mut state, 1)? {
-                break;
-            }
+        let num_left = last - self.computed.len();
+        if num_left >= state.max_chunk {
+            // A long prompt takes several steps.
+            let chunk = state.max_chunk;
+            self.compute(&mut state, chunk)?;
+            return Ok(());
         }
-        state.seconds_per_token.learn(start.elapsed(), draft.len());
+        self.draw(&mut state, max_tokens, chance, draft)?;
+        // The time of drafts that begin with a chunk of the prompt is not typical.
+        if num_left <= max_tokens {
+            state.seconds_per_token.learn(start.elapsed(), draft.len());
+        }
         Ok(())
     }
 
-    fn sample(&self, state: &mut State) -> Option<u32> {
+    /// Reserves blocks for `num_tokens` tokens; false if too few are free.
+    fn reserve(&mut self, state: &mut State, num_tokens: usize) -> bool {
+        let block_size = state.runner.block_size();
+        let wanted = num_tokens.div_ceil(block_size).saturating_sub(self.blocks.len());
+        let Some(first) = state.free_blocks.len().checked_sub(wanted) else { return false };
+        self.blocks.extend(state.free_blocks.drain(first..));
+        true
+    }
+
+    /// A step with `len` tokens after those that are computed.
+    fn step<'a>(
+        &'a self,
+        state: &State,
+        len: usize,
+        samples: Vec<SamplerInput<'a>>,
+        num_steps: usize,
+    ) -> Step<'a> {
+        let num_grouped_tokens = match state.has_groups {
+            true => self.num_prompt_tokens / EXPANDED_GROUP * EXPANDED_GROUP,
+            false => 0,
+        };
+        let scheduled = ScheduledSequence {
+            seq: SeqId(0),
+            token_ids: &self.tokens,
+            start: self.computed.len(),
+            len,
+            draft: StepDraft::default(),
+            num_grouped_tokens,
+            block_table: &self.blocks,
+            copy: None,
+            samples,
+            all_logits: false,
+            prompt_logprobs: None,
+        };
+        Step { sequences: vec![scheduled], num_steps, may_queue_next: false, may_draft_next: false }
+    }
+
+    /// Computes the next tokens, if the cache has space for them.
+    fn compute(&mut self, state: &mut State, num_tokens: usize) -> Result<()> {
+        let (start, end) = (self.computed.len(), self.computed.len() + num_tokens);
+        if self.reserve(state, end) {
+            let step = self.step(state, num_tokens, Vec::new(), 1);
+            state.runner.execute(&step)?;
+            self.computed.extend_from_slice(&self.tokens[start..end]);
+        }
+        Ok(())
+    }
+
+    /// Adds the tokens after the last one to the draft. One step computes the tokens that are not in the cache and draws
+    /// all of the draft, so a device that draws itself is waited for once.
+    fn draw(&mut self, state: &mut State, max_tokens: usize, chance: f32, draft: &mut Draft) -> Result<()> {
+        if max_tokens == 0 || !self.reserve(state, self.tokens.len() + max_tokens - 1) {
+            return Ok(());
+        }
         let input = SamplerInput {
             params: &self.params,
             seed: self.seed,
@@ -175,46 +213,51 @@ impl ModelDrafter {
             end_token_ids: &self.end_token_ids,
             allowed: None,
         };
-        let State { sampler, logits, .. } = state;
-        sampler.sample(logits, &input).map(|token| token.token_id)
+        let step = self.step(state, self.tokens.len() - self.computed.len(), vec![input], max_tokens);
+        let mut outputs = state.runner.execute(&step)?;
+        let tokens = outputs.pop().and_then(|mut output| output.samples.pop()).unwrap_or_default();
+        self.computed.extend_from_slice(&self.tokens[self.computed.len()..]);
+        for token in tokens.into_iter().map_while(|token| token) {
+            if self.end_token_ids.contains(&token.token_id) {
+                break;
+            }
+            draft.push(token.token_id, chance);
+            self.computed.push(token.token_id);
+        }
+        // The last one was sampled and not computed, or tokens after it are unknown.
+        self.computed.pop();
+        Ok(())
     }
+}
 
-    /// Computes the next `num_tokens` tokens and keeps the logits of the last one; false if there is no room for them.
-    fn compute(&mut self, state: &mut State, num_tokens: usize) -> Result<bool> {
-        let block_size = state.cache.block_size();
-        let (start, end) = (self.computed.len(), self.computed.len() + num_tokens);
-        let wanted = end.div_ceil(block_size).saturating_sub(self.blocks.len());
-        if wanted > state.free_blocks.len() {
-            return Ok(false);
-        }
-        let first = state.free_blocks.len() - wanted;
-        self.blocks.extend(state.free_blocks.drain(first..));
-        let State { model, cache, batch, logits, .. } = state;
-        batch.clear();
-        batch.attention.block_size = block_size;
-        for position in start..end {
-            batch.token_ids.push(self.tokens[position]);
-            batch.positions.push(position as u32);
-            let block = self.blocks[position / block_size] as usize;
-            batch.attention.slot_mapping.push(block * block_size + position % block_size);
-        }
-        batch.logits_indices.push(num_tokens - 1);
-        let has_groups = model.config().latent_attention.is_some();
-        let num_grouped =
-            if has_groups { self.num_prompt_tokens / EXPANDED_GROUP * EXPANDED_GROUP } else { 0 };
-        batch.attention.push(start..end, num_grouped, RowForm::of(num_tokens), |index| self.blocks[index]);
-        let row = model.forward(batch, cache)?;
-        row.read(1, |values| {
-            logits.clear();
-            logits.extend_from_slice(values);
-        })?;
-        self.computed.extend_from_slice(&self.tokens[start..end]);
-        Ok(true)
-    }
+/// How many tokens are worth drafting, of this many at most, if each is right with this chance when those before it are.
+fn num_likely(chance: f32, max_tokens: usize) -> usize {
+    let mut chance_of_all = 1.0;
+    let is_likely = |_: &usize| {
+        let is_likely = chance_of_all >= LEAST_CHANCE;
+        chance_of_all *= chance;
+        is_likely
+    };
+    (0..max_tokens).take_while(is_likely).count()
 }
 
 impl Drop for ModelDrafter {
     fn drop(&mut self) {
         lock(&self.state).free_blocks.append(&mut self.blocks);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_draft_ends_where_it_has_hardly_a_chance() {
+        assert_eq!(num_likely(1.0, 8), 8);
+        assert_eq!(num_likely(0.9, 4), 4);
+        // 0.6, 0.36, 0.22: the third one is still tried, the fourth is not.
+        assert_eq!(num_likely(0.6, 8), 3);
+        assert_eq!(num_likely(0.0, 8), 1);
+        assert_eq!(num_likely(0.9, 0), 0);
     }
 }

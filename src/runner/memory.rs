@@ -1,4 +1,4 @@
-//! How much of the machine's memory goes to the KV cache, and whether experts have room in it, decided before anything
+//! How much of the machine's memory goes to the KV cache, and whether experts fit, decided before anything
 //! is loaded.
 
 use std::str::FromStr;
@@ -7,17 +7,17 @@ use crate::config::EngineConfig;
 use crate::config::{SpeculativeConfig, SpeculativeMethod};
 use crate::{Error, ErrorKind, Result};
 
-/// Share of the memory that is left beside the weights which the KV cache may take by default, where other programs
+/// Fraction of the memory after the weights that the KV cache may take by default, where other programs
 /// need memory too.
-const DEFAULT_SHARE: f64 = 0.5;
+const DEFAULT_FRACTION: f64 = 0.5;
 
-/// The same where experts stay in a file: what is left is for those of them that are used.
-const SHARE_BESIDE_FILE: f64 = 0.25;
+/// The same where experts stay in a file: the rest is for those of them that are used.
+const FRACTION_WITH_EXPERT_FILE: f64 = 0.25;
 
 /// A context that is worth more than experts in memory, in tokens.
 const USEFUL_CONTEXT: usize = 4_096;
 
-/// What is known before loading.
+/// Properties of the model and the machine, known before loading.
 #[derive(Debug, Clone, Copy)]
 pub struct MemoryDemand {
     /// Bytes of the weights as they will be in memory.
@@ -26,29 +26,30 @@ pub struct MemoryDemand {
     pub kv_bytes_per_token: u64,
     /// The longest sequence that the model was trained for, or that its rope scaling makes possible.
     pub max_position_embeddings: usize,
-    /// The longest sequence unless a longer one is asked for; at most as long.
+    /// The longest sequence unless a longer one is requested; at most as long.
     pub usual_model_len: usize,
-    /// Why a longer one than `max_position_embeddings` is not possible, if there is more to say than its training.
+    /// The reason why a context longer than `max_position_embeddings` is impossible, if it is more than the model's
+    /// training.
     pub context_hint: Option<&'static str>,
     /// Bytes that may be used in all.
     pub available_bytes: u64,
-    /// Whether they are of a GPU's own memory: what is not for this process has been left out, so that the cache may
-    /// take all that is left.
+    /// Whether they are a GPU's dedicated memory: other processes' memory is subtracted already, so the cache may take
+    /// all of the rest.
     pub is_gpu_memory: bool,
-    /// Tokens of a step that the device computes well together, which is how many there may be unless told otherwise.
+    /// Tokens of a step that the device computes well together, which is the default limit.
     pub useful_batched_tokens: usize,
-    /// What a step costs beside its tokens, in tokens.
+    /// The fixed cost of a step, in tokens.
     pub step_cost: usize,
     /// See [`EngineConfig::prompt_group`].
     pub prompt_group: Option<usize>,
-    /// The part of the weights that may stay in a file, if there is one and the device can do that.
+    /// The weights that may stay in a file, if there are any and the device supports it.
     pub experts: Option<ExpertDemand>,
 }
 
 /// Weights of which a step uses some.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertDemand {
-    /// Bytes of all experts, a part of [`MemoryDemand::weight_bytes`].
+    /// Bytes of all experts, included in [`MemoryDemand::weight_bytes`].
     pub num_bytes: u64,
     /// Bytes of the experts of a layer.
     pub layer_bytes: u64,
@@ -62,12 +63,12 @@ pub enum ExpertWeights {
     Auto,
     /// In memory.
     Memory,
-    /// In a file beside the memory, of which the operating system keeps what it has room for.
+    /// In a file instead of memory; the operating system caches the pages that fit.
     File,
 }
 
 impl ExpertWeights {
-    /// Every choice, as it is spelled in flags.
+    /// Every choice, as spelled in flags.
     pub const NAMES: [&str; 3] = ["auto", "memory", "file"];
 }
 
@@ -79,13 +80,13 @@ impl FromStr for ExpertWeights {
             "auto" => Ok(Self::Auto),
             "memory" => Ok(Self::Memory),
             "file" => Ok(Self::File),
-            _ => Err(Error::invalid_request(format!("{name:?} is no place for experts"))
+            _ => Err(Error::invalid_request(format!("unknown location of experts {name:?}"))
                 .with_hint(format!("use one of {}", Self::NAMES.join(", ")))),
         }
     }
 }
 
-/// What is decided.
+/// The plan.
 #[derive(Debug, Clone)]
 pub struct MemoryPlan {
     /// Limits of the engine, with the size of the cache.
@@ -95,23 +96,24 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// What was made of the memory, for whoever has to hear that there was less.
+    /// The memory plan, for callers that report less than was requested.
     #[must_use]
     pub fn describe(&self, demand: &MemoryDemand) -> String {
         let EngineConfig { max_model_len, .. } = self.engine;
-        let beside = demand.experts.filter(|_| self.experts_in_file).map_or(0, |experts| experts.num_bytes);
+        let in_file_bytes =
+            demand.experts.filter(|_| self.experts_in_file).map_or(0, |experts| experts.num_bytes);
         let tokens = self.engine.kv_cache_tokens();
         format!(
             "of {} MiB of memory, the plan has {} MiB for weights and {} MiB for a KV cache of {tokens} tokens, in \
              contexts of {max_model_len}",
             mebibytes(demand.available_bytes),
-            mebibytes(demand.weight_bytes.saturating_sub(beside)),
+            mebibytes(demand.weight_bytes.saturating_sub(in_file_bytes)),
             mebibytes(demand.kv_bytes_per_token.saturating_mul(tokens as u64)),
         )
     }
 }
 
-/// What the user asked for; `None` leaves the choice to the plan.
+/// The user's choice; `None` leaves it to the plan.
 #[derive(Debug, Clone)]
 pub struct EngineLimits {
     /// `--max-model-len`.
@@ -124,7 +126,7 @@ pub struct EngineLimits {
     pub block_size: usize,
     /// `--kv-cache-memory-bytes`.
     pub kv_cache_memory_bytes: Option<u64>,
-    /// `--gpu-memory-utilization`: the share of a GPU's own memory, as far as it is free, that may be used.
+    /// `--gpu-memory-utilization`: the fraction of a GPU's dedicated memory that may be used, as far as it is free.
     pub gpu_memory_utilization: f64,
     /// `--enable-prefix-caching`.
     pub enable_prefix_caching: bool,
@@ -168,25 +170,25 @@ impl EngineLimits {
     /// # Errors
     /// [`ErrorKind::InvalidRequest`] if it is not more than 0 and at most 1.
     pub fn check_gpu_memory_utilization(&self) -> Result<()> {
-        let share = self.gpu_memory_utilization;
-        if share > 0.0 && share <= 1.0 {
+        let fraction = self.gpu_memory_utilization;
+        if fraction > 0.0 && fraction <= 1.0 {
             return Ok(());
         }
-        let message = format!("--gpu-memory-utilization is {share}; it must be more than 0 and at most 1");
+        let message = format!("--gpu-memory-utilization is {fraction}; it must be more than 0 and at most 1");
         Err(Error::invalid_request(message)
-            .with_hint("give the share of the free memory that may be used, such as 0.9"))
+            .with_hint("give the fraction of the free memory to use, such as 0.9"))
     }
 }
 
-/// Chooses the context length, the number of blocks and the place of experts.
+/// Chooses the context length, the number of blocks and the location of experts.
 ///
-/// The cache gets `--kv-cache-memory-bytes`, or half of what is left beside the weights (all of it in a GPU's own
-/// memory), but never more than all sequences can use. Without `--max-model-len` the context is the model's, or less if the
-/// cache cannot hold one sequence of that length; an asked-for length that does not fit is an error.
+/// The cache gets `--kv-cache-memory-bytes`, or half of the rest after the weights (all of it in a GPU's dedicated
+/// memory), but never more than all sequences can use. Without `--max-model-len` the context is the model's, or less if
+/// the cache cannot hold one sequence of that length; a requested length that does not fit is an error.
 ///
-/// Experts stay in a file if that is asked for, or if they and a context of 4,096 tokens do not fit together. The cache
-/// then gets a quarter of what is left beside the other weights and the experts of a layer, which have to fit for a
-/// step to read each of them no more than once.
+/// Experts stay in a file if that is requested, or if they and a context of 4,096 tokens do not fit together. The cache
+/// then gets a quarter of the rest after the other weights and the experts of a layer, which have to fit so that a step
+/// reads each of them only once.
 ///
 /// # Errors
 /// [`ErrorKind::Capacity`] if the weights or a context of the asked length do not fit;
@@ -198,8 +200,8 @@ pub fn plan_memory(demand: &MemoryDemand, limits: &EngineLimits) -> Result<Memor
         (ExpertWeights::Memory, _) | (ExpertWeights::Auto, None) => in_memory(),
         (ExpertWeights::File, Some(experts)) => in_file(experts),
         (ExpertWeights::File, None) => {
-            Err(Error::invalid_request("--expert-weights file is for models that have experts")
-                .with_hint("leave --expert-weights out"))
+            Err(Error::invalid_request("--expert-weights file is for models with experts")
+                .with_hint("omit --expert-weights"))
         }
         (ExpertWeights::Auto, Some(experts)) => {
             let wanted = limits.max_model_len.unwrap_or(demand.usual_model_len).min(USEFUL_CONTEXT);
@@ -226,8 +228,8 @@ fn plan_with(
     if limits.block_size == 0 {
         return Err(Error::invalid_request("--block-size is 0; it must be at least 1"));
     }
-    let (beside, layer) = in_file.map_or((0, 0), |experts| (experts.num_bytes, experts.layer_bytes));
-    let weight_bytes = demand.weight_bytes.saturating_sub(beside);
+    let (in_file_bytes, layer) = in_file.map_or((0, 0), |experts| (experts.num_bytes, experts.layer_bytes));
+    let weight_bytes = demand.weight_bytes.saturating_sub(in_file_bytes);
     let left = demand.available_bytes.checked_sub(weight_bytes.saturating_add(layer)).ok_or_else(|| {
         let mut what = format!("the weights take {} MiB", mebibytes(weight_bytes));
         if in_file.is_some() {
@@ -240,8 +242,8 @@ fn plan_with(
         let available = mebibytes(demand.available_bytes);
         Error::new(ErrorKind::Capacity, format!("{what}, but only {available} MiB of memory are available"))
             .with_hint(if demand.is_gpu_memory {
-                "use a smaller or more strongly quantised model, raise --gpu-memory-utilization, or end what else uses \
-                 the GPU"
+                "use a smaller or more strongly quantised model, raise --gpu-memory-utilization, or end other \
+                 programs that use the GPU"
             } else {
                 "use a smaller or more strongly quantised model"
             })
@@ -269,19 +271,19 @@ fn plan_with(
         return Err(Error::new(
             ErrorKind::Capacity,
             format!(
-                "--kv-cache-memory-bytes asks for {}, but only {} are left beside the weights",
+                "--kv-cache-memory-bytes is {}, but only {} are free after the weights",
                 size(wanted),
                 size(left)
             ),
         )
-        .with_hint("lower it, or leave it out"));
+        .with_hint("lower it, or omit it"));
     }
-    let share = match in_file {
-        Some(_) => SHARE_BESIDE_FILE,
+    let fraction = match in_file {
+        Some(_) => FRACTION_WITH_EXPERT_FILE,
         None if demand.is_gpu_memory => 1.0,
-        None => DEFAULT_SHARE,
+        None => DEFAULT_FRACTION,
     };
-    let budget = limits.kv_cache_memory_bytes.unwrap_or((left as f64 * share) as u64);
+    let budget = limits.kv_cache_memory_bytes.unwrap_or((left as f64 * fraction) as u64);
     let block_bytes = demand.kv_bytes_per_token.max(1).saturating_mul(limits.block_size as u64);
     let affordable = usize::try_from(budget / block_bytes).unwrap_or(usize::MAX);
     let longest = limits.max_model_len.unwrap_or(demand.usual_model_len);
@@ -316,11 +318,17 @@ fn plan_with(
         prompt_group: demand.prompt_group,
         speculative: limits.speculative,
     };
+    if longest < 2 {
+        return Err(Error::invalid_model(format!(
+            "the model's context is {longest}, expected at least 2 tokens"
+        ))
+        .with_hint("a prompt and an answer have one each; the number in the model's file is wrong"));
+    }
     if max_model_len < 2 {
         return Err(Error::new(
             ErrorKind::Capacity,
             format!(
-                "the KV cache of {} holds {capacity} tokens, which come in blocks of {}",
+                "the KV cache of {} holds {capacity} tokens, in blocks of {}",
                 size(budget),
                 size(block_bytes)
             ),
@@ -335,7 +343,7 @@ fn mebibytes(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
 }
 
-/// What is less than a MiB in bytes: rounded, it would look like more than was asked for.
+/// Sizes below a MiB in bytes: rounded, they would look like more than requested.
 fn size(bytes: u64) -> String {
     match bytes {
         0..0x10_0000 => format!("{bytes} bytes"),
@@ -397,14 +405,14 @@ mod tests {
         let small = MemoryDemand { available_bytes: 100 << 20, ..demand };
         let error = plan_memory(&small, &limits).unwrap_err();
         assert!(error.hint().is_some_and(|hint| hint.contains("--gpu-memory-utilization")), "{error}");
-        for share in [0.001, 1.0] {
-            let limits = EngineLimits { gpu_memory_utilization: share, ..EngineLimits::default() };
-            assert_eq!(limits.usable_gpu_memory(1_000).unwrap(), (share * 1_000.0) as u64);
+        for fraction in [0.001, 1.0] {
+            let limits = EngineLimits { gpu_memory_utilization: fraction, ..EngineLimits::default() };
+            assert_eq!(limits.usable_gpu_memory(1_000).unwrap(), (fraction * 1_000.0) as u64);
         }
-        for share in [0.0, -0.5, 1.1, f64::NAN, f64::INFINITY] {
-            let limits = EngineLimits { gpu_memory_utilization: share, ..EngineLimits::default() };
+        for fraction in [0.0, -0.5, 1.1, f64::NAN, f64::INFINITY] {
+            let limits = EngineLimits { gpu_memory_utilization: fraction, ..EngineLimits::default() };
             let error = limits.usable_gpu_memory(1_000).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{share}");
+            assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{fraction}");
         }
     }
 
@@ -428,6 +436,8 @@ mod tests {
         check(DEMAND, little, ErrorKind::Capacity, &["2048", "44 MiB", "10 MiB"]);
         let greedy = EngineLimits { kv_cache_memory_bytes: Some(1 << 40), ..limits.clone() };
         check(DEMAND, greedy, ErrorKind::Capacity, &["1048576 MiB"]);
+        let one_token = MemoryDemand { usual_model_len: 1, ..DEMAND };
+        check(one_token, limits.clone(), ErrorKind::InvalidModel, &["the model's context is 1,"]);
         let none = EngineLimits { kv_cache_memory_bytes: Some(1), ..limits };
         check(DEMAND, none, ErrorKind::Capacity, &["the KV cache of 1 bytes holds 0 tokens"]);
         for (max_model_len, kv_cache_memory_bytes) in [(0, None), (1, None), (1, Some(1))] {
@@ -452,15 +462,15 @@ mod tests {
         check(8 << 10, ExpertWeights::Auto, false);
         check(8 << 10, ExpertWeights::Memory, false);
         check(8 << 10, ExpertWeights::File, true);
-        // A context of 2,048 tokens, all that the model has, takes 44 MiB: half of what is left in memory.
+        // A context of 2,048 tokens, all that the model has, takes 44 MiB: half of the remaining memory.
         assert_eq!(check(600 + 88, ExpertWeights::Auto, false).max_model_len, 2_048);
         assert_eq!(check(600 + 87, ExpertWeights::Auto, true).max_model_len, 2_048);
         check(600 + 87, ExpertWeights::Memory, false);
         check(599, ExpertWeights::Auto, true);
-        // Beside 200 MiB of other weights and a layer's experts the cache has a quarter.
+        // Alongside 200 MiB of other weights and a layer's experts the cache has a quarter.
         let config = check(240, ExpertWeights::Auto, true);
         assert_eq!(config.num_blocks, (5 << 20) / (32 * (22 << 10)));
-        // What was asked for decides, not what the model could.
+        // The request decides, not the model's maximum.
         let demand = MemoryDemand { available_bytes: 610 << 20, ..EXPERTS };
         let limits = EngineLimits { max_model_len: Some(64), ..EngineLimits::default() };
         assert!(!plan_memory(&demand, &limits).unwrap().experts_in_file);
@@ -469,8 +479,8 @@ mod tests {
     }
 
     #[test]
-    fn a_small_context_beside_experts_is_better_than_none() {
-        // Experts of one layer only: they leave no more room in a file than in memory.
+    fn a_small_context_with_experts_is_better_than_none() {
+        // Experts of one layer only: in a file they free no space.
         let experts = Some(ExpertDemand { num_bytes: 400 << 20, layer_bytes: 400 << 20 });
         let demand = MemoryDemand { available_bytes: 610 << 20, experts, ..DEMAND };
         let plan = plan_memory(&demand, &EngineLimits::default()).unwrap();
@@ -478,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn experts_that_find_no_room_are_an_error_with_numbers() {
+    fn experts_that_do_not_fit_are_an_error_with_numbers() {
         let check = |demand: MemoryDemand, choice: ExpertWeights, kind: ErrorKind, wanted: &[&str]| {
             let error = plan_memory(&demand, &with(choice)).unwrap_err();
             assert_eq!(error.kind(), kind, "{error}");

@@ -13,7 +13,7 @@ pub use draft_model::DraftModel;
 pub use memory::{EngineLimits, ExpertDemand, ExpertWeights, MemoryDemand, MemoryPlan, plan_memory};
 pub use model_runner::ModelRunner;
 pub use probe::Probe;
-pub use step::{DraftRow, RowOutput, Runner, Step, StepDraft, StepRow};
+pub use step::{DraftRequest, Runner, ScheduledSequence, SequenceOutput, Step, StepDraft};
 
-/// What a [`Runner`] shows of its cache.
+/// A [`Runner`]'s view of its cache.
 pub use crate::ops::{HostBlocks, KvCache};

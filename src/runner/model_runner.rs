@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::mtp::Predictions;
-use super::{DraftRow, RowOutput, Runner, Step, StepRow};
+use super::{DraftRequest, Runner, ScheduledSequence, SequenceOutput, Step};
 use crate::models::{CausalLm, InputBatch};
-use crate::ops::{DeviceSampler, KvCache, RowForm, SampleParams};
+use crate::ops::{DeviceSampler, KvCache, RowMode, SampleParams};
 use crate::sampling::{SampledToken, Sampler, SamplerInput};
 use crate::scheduler::SeqId;
 use crate::speculation::Draft;
@@ -19,39 +19,39 @@ pub struct ModelRunner {
     /// The sampler of the device, if that is not the CPU.
     device_sampler: Option<DeviceSampler>,
     /// Rows whose next token the device computes already.
-    continued: Option<Continued>,
-    /// Whether nothing of the last step was read.
+    queued: Option<QueuedStep>,
+    /// Whether no result of the last step was read.
     is_computing: bool,
     /// Kept between steps for its memory.
     pub(super) batch: InputBatch,
     pub(super) predictions: Predictions,
 }
 
-/// Passes of the device's sampler that were begun before the tokens in front of them were known.
+/// Passes of the device's sampler that were queued before the previous tokens were known.
 #[derive(Debug)]
-struct Continued {
+struct QueuedStep {
     /// The sequence of each row and the position of the token that the last pass computes.
     rows: Vec<(SeqId, usize)>,
     /// The number of that pass.
     pass: usize,
 }
 
-impl Continued {
+impl QueuedStep {
     /// Which of the rows are those of this step; none if the step has others.
-    fn places(&self, step: &Step<'_>) -> Option<Vec<usize>> {
+    fn indices(&self, step: &Step<'_>) -> Option<Vec<usize>> {
         let mut rows = self.rows.iter();
-        let mut place = 0;
-        let place_of = |row: &StepRow<'_>| {
-            place += rows.position(|own| *own == (row.seq, row.start))?;
-            place += 1;
-            (row.len == 1).then_some(place - 1)
+        let mut index = 0;
+        let index_of = |scheduled: &ScheduledSequence<'_>| {
+            index += rows.position(|own| *own == (scheduled.seq, scheduled.start))?;
+            index += 1;
+            (scheduled.len == 1).then_some(index - 1)
         };
-        step.rows.iter().map(place_of).collect()
+        step.sequences.iter().map(index_of).collect()
     }
 }
 
-/// Passes from one upload of what sampling depends on to the next. What it takes a pass grows with those before where there
-/// are penalties.
+/// Passes between two uploads of the sampler's inputs. With penalties, the time of a pass grows with the number of
+/// passes since the upload.
 const MAX_PASSES: usize = 64;
 
 impl std::fmt::Debug for ModelRunner {
@@ -75,7 +75,7 @@ impl ModelRunner {
             kv_cache,
             sampler: Sampler::default(),
             device_sampler,
-            continued: None,
+            queued: None,
             is_computing: false,
             batch,
             predictions: Predictions::default(),
@@ -94,52 +94,61 @@ impl ModelRunner {
         self.model.config().vocab_size.max(1)
     }
 
-    /// The first forward pass: all rows as they are.
+    /// The first forward pass, with all rows.
     fn prepare(&mut self, step: &Step<'_>) {
         self.batch.clear();
         self.batch.attention.block_size = self.kv_cache.block_size();
-        for row in &step.rows {
+        for scheduled in &step.sequences {
             let first = self.batch.token_ids.len();
-            let end = row.start + row.len;
-            let form = RowForm::of(row.len - row.draft.num_tokens);
-            self.push_row(row, row.start, &row.token_ids[row.start..end], form);
-            let end = first + row.len;
-            self.batch.logits_indices.extend(end - row.num_logits()..end);
+            let end = scheduled.start + scheduled.len;
+            let mode = RowMode::of(scheduled.len - scheduled.draft.num_tokens);
+            self.push_row(scheduled, scheduled.start, &scheduled.token_ids[scheduled.start..end], mode);
+            self.batch.logits_indices.extend(scheduled.rows_with_logits().map(|row| first + row));
         }
     }
 
-    /// A further pass: one new token for each row, whose id is not known or not given here.
+    /// A further pass: one new token for each row, whose id may be unknown to the host.
     fn prepare_next(&mut self, step: &Step<'_>, offset: usize) {
         self.batch.clear();
         self.batch.attention.block_size = self.kv_cache.block_size();
-        for row in &step.rows {
+        for scheduled in &step.sequences {
             self.batch.logits_indices.push(self.batch.token_ids.len());
-            self.push_row(row, row.start + offset, &[0], RowForm::Decode);
+            let position = scheduled.start + scheduled.len - 1 + offset;
+            self.push_row(scheduled, position, &[0], RowMode::Decode);
         }
     }
 
-    fn push_row(&mut self, row: &StepRow<'_>, start: usize, token_ids: &[u32], form: RowForm) {
+    fn push_row(
+        &mut self,
+        scheduled: &ScheduledSequence<'_>,
+        start: usize,
+        token_ids: &[u32],
+        mode: RowMode,
+    ) {
         let block_size = self.kv_cache.block_size();
         let end = start + token_ids.len();
         let batch = &mut self.batch;
         batch.token_ids.extend_from_slice(token_ids);
         for position in start..end {
             batch.positions.push(position as u32);
-            let block = row.block_table[position / block_size].index();
+            let block = scheduled.block_table[position / block_size].index();
             batch.attention.slot_mapping.push(block * block_size + position % block_size);
         }
-        batch.attention.push(start..end, row.num_grouped_tokens, form, |index| row.block_table[index].0);
+        batch
+            .attention
+            .push(start..end, scheduled.num_grouped_tokens, mode, |index| scheduled.block_table[index].0);
     }
 }
 
 impl Runner for ModelRunner {
-    fn execute(&mut self, step: &Step<'_>) -> Result<Vec<RowOutput>> {
-        for copy in step.rows.iter().filter_map(|row| row.copy) {
+    fn execute(&mut self, step: &Step<'_>) -> Result<Vec<SequenceOutput>> {
+        for copy in step.sequences.iter().filter_map(|scheduled| scheduled.copy) {
             self.kv_cache.copy_block(copy.source.0, copy.target.0)?;
         }
-        let is_on_device = self.device_sampler.is_some() && step.rows.iter().all(can_sample_on_device);
+        let is_on_device = self.device_sampler.is_some() && step.sequences.iter().all(can_sample_on_device);
         let outputs = if is_on_device { self.execute_on_device(step) } else { self.execute_on_host(step) }?;
-        self.is_computing = is_on_device && step.rows.iter().all(|row| row.num_draws() == 0);
+        self.is_computing = self.device_sampler.is_some()
+            && step.sequences.iter().all(|scheduled| scheduled.num_logits() == 0);
         self.follow(step, &outputs);
         Ok(outputs)
     }
@@ -148,9 +157,9 @@ impl Runner for ModelRunner {
         self.model.context().max_exact_rows()
     }
 
-    fn draft(&mut self, row: &DraftRow<'_>, draft: &mut Draft) {
-        // What could not be computed is not drafted.
-        let _ = self.try_draft(row, draft);
+    fn draft(&mut self, request: &DraftRequest<'_>, draft: &mut Draft) {
+        // A failed computation drafts nothing.
+        let _ = self.try_draft(request, draft);
     }
 
     fn seconds_per_drafted_token(&self) -> f64 {
@@ -161,13 +170,12 @@ impl Runner for ModelRunner {
         Some(&mut self.kv_cache)
     }
 
-    fn can_look_ahead(&self) -> bool {
-        // The MTP block waits for the tokens of a step.
-        self.device_sampler.is_some() && self.model.config().mtp_layer().is_none()
+    fn can_queue_next_step(&self) -> bool {
+        self.device_sampler.is_some()
     }
 
-    fn has_continued(&self) -> bool {
-        self.continued.is_some()
+    fn has_queued_step(&self) -> bool {
+        self.queued.is_some()
     }
 
     fn is_computing(&self) -> bool {
@@ -177,8 +185,8 @@ impl Runner for ModelRunner {
 
 impl ModelRunner {
     /// A step whose tokens are sampled on the host.
-    fn execute_on_host(&mut self, step: &Step<'_>) -> Result<Vec<RowOutput>> {
-        self.continued = None;
+    fn execute_on_host(&mut self, step: &Step<'_>) -> Result<Vec<SequenceOutput>> {
+        self.queued = None;
         self.prepare(step);
         let vocab_size = self.model.config().vocab_size;
         let sampler = &mut self.sampler;
@@ -186,21 +194,21 @@ impl ModelRunner {
         let logits = self.model.forward(&self.batch, &mut self.kv_cache)?;
         let mut outputs = logits.read(num_logits, |logits| {
             let mut rest = logits;
-            let mut outputs = Vec::with_capacity(step.rows.len());
-            for row in &step.rows {
-                let (own, others) = rest.split_at(row.num_logits() * vocab_size);
+            let mut outputs = Vec::with_capacity(step.sequences.len());
+            for scheduled in &step.sequences {
+                let (own, others) = rest.split_at(scheduled.num_logits() * vocab_size);
                 rest = others;
-                let samples = draw(sampler, row, own, vocab_size, step.num_steps);
-                let prompt_logprobs = match row.prompt_logprobs {
+                let samples = draw(sampler, scheduled, own, vocab_size, step.num_steps);
+                let prompt_logprobs = match scheduled.prompt_logprobs {
                     Some(num_top) => {
-                        let next = row.token_ids[row.start + 1..].iter();
+                        let next = scheduled.token_ids[scheduled.start + 1..].iter();
                         let rows = own.chunks_exact(vocab_size).zip(next);
                         rows.map(|(logits, token_id)| sampler.rank(logits, *token_id, num_top)).collect()
                     }
                     None => Vec::new(),
                 };
-                let logits = if row.all_logits { own.to_vec() } else { Vec::new() };
-                outputs.push(RowOutput { samples, logits, prompt_logprobs });
+                let logits = if scheduled.all_logits { own.to_vec() } else { Vec::new() };
+                outputs.push(SequenceOutput { samples, logits, prompt_logprobs });
             }
             outputs
         })?;
@@ -211,27 +219,34 @@ impl ModelRunner {
     }
 }
 
-/// The tokens of a row's samples. With a draft, what is behind the first drafted token that is not drawn is not looked at.
+/// The tokens of a sequence's samples. With a draft, tokens after the first rejected one are not read.
 fn draw(
     sampler: &mut Sampler,
-    row: &StepRow<'_>,
+    scheduled: &ScheduledSequence<'_>,
     logits: &[f32],
     vocab_size: usize,
     num_steps: usize,
 ) -> Vec<Vec<Option<SampledToken>>> {
-    if row.draft.num_tokens == 0 {
+    if scheduled.draft.num_tokens == 0 {
         let last = logits.len().saturating_sub(vocab_size);
-        let draw = |input| {
+        let draw = |(index, input)| {
             let mut tokens = Vec::with_capacity(num_steps);
-            tokens.push(sampler.sample(&logits[last..], input));
+            tokens.push(match scheduled.forced(index) {
+                Some(token_id) => Some(SampledToken { token_id, logprobs: None }),
+                None => sampler.sample(&logits[last..], input),
+            });
             tokens
         };
-        return row.samples.iter().map(draw).collect();
+        return scheduled.samples.iter().enumerate().map(draw).collect();
     }
-    let mut tokens = Vec::with_capacity(row.num_draws());
-    for (index, logits) in logits.chunks_exact(vocab_size).enumerate() {
-        tokens.push(sampler.sample(logits, &row.input(index)));
-        if !is_right(row, index, tokens.last()) {
+    let mut logits = logits.chunks_exact(vocab_size);
+    let mut tokens = Vec::with_capacity(scheduled.num_draws());
+    for index in 0..scheduled.num_draws() {
+        tokens.push(match scheduled.forced(index) {
+            Some(token_id) => Some(SampledToken { token_id, logprobs: None }),
+            None => logits.next().and_then(|logits| sampler.sample(logits, &scheduled.input(index))),
+        });
+        if !is_right(scheduled, index, tokens.last()) {
             break;
         }
     }
@@ -239,19 +254,19 @@ fn draw(
 }
 
 /// Whether the token of this draw is the drafted one.
-fn is_right(row: &StepRow<'_>, index: usize, token: Option<&Option<SampledToken>>) -> bool {
+fn is_right(scheduled: &ScheduledSequence<'_>, index: usize, token: Option<&Option<SampledToken>>) -> bool {
     let token_id = token.and_then(|token| token.as_ref()).map(|token| token.token_id);
-    token_id.is_some() && token_id == row.drafted(index)
+    token_id.is_some() && token_id == scheduled.drafted(index)
 }
 
-/// Whether the host needs nothing of a row but its tokens.
-fn can_sample_on_device(row: &StepRow<'_>) -> bool {
-    match &row.samples[..] {
-        [] => row.num_logits() == 0,
+/// Whether the host needs only the tokens of a row.
+fn can_sample_on_device(scheduled: &ScheduledSequence<'_>) -> bool {
+    match &scheduled.samples[..] {
+        [] => scheduled.num_logits() == 0,
         [input] => {
-            // Of a constraint, the sets behind drafted tokens are the host's too.
+            // Of a constraint, the sets after drafted tokens are the host's too.
             let wants_tokens_only = input.params.logprobs.is_none() && input.allowed.is_none();
-            !row.all_logits && row.prompt_logprobs.is_none() && wants_tokens_only
+            !scheduled.all_logits && scheduled.prompt_logprobs.is_none() && wants_tokens_only
         }
         _ => false,
     }
@@ -280,15 +295,15 @@ fn sample_params<'a>(input: &SamplerInput<'a>) -> SampleParams<'a> {
 impl ModelRunner {
     /// A step whose tokens are sampled where the logits are. The passes of a multi-step are queued one after the
     /// other, each reading the tokens of the one before in the device's memory; the host looks at tokens while the
-    /// next pass already runs. A step that looks ahead leaves such a pass behind, for the next step to take it up.
-    fn execute_on_device(&mut self, step: &Step<'_>) -> Result<Vec<RowOutput>> {
+    /// next pass already runs. A step with async scheduling leaves such a queued pass for the next step.
+    fn execute_on_device(&mut self, step: &Step<'_>) -> Result<Vec<SequenceOutput>> {
         let Some(mut sampler) = self.device_sampler.take() else {
             return Err(Error::internal("there is no sampler on the device"));
         };
-        let continued = self.continued.take();
-        let continued = continued.and_then(|continued| Some((continued.places(step)?, continued)));
-        let outputs = match continued {
-            Some((places, continued)) => self.take_up(step, &places, continued, &mut sampler),
+        let queued = self.queued.take();
+        let queued = queued.and_then(|queued| Some((queued.indices(step)?, queued)));
+        let outputs = match queued {
+            Some((indices, queued)) => self.take_up(step, &indices, queued, &mut sampler),
             None => {
                 self.prepare(step);
                 self.sample_passes(step, &mut sampler)
@@ -298,29 +313,29 @@ impl ModelRunner {
         outputs
     }
 
-    /// A step whose rows are at these places of a pass that was begun before.
+    /// A step whose sequences have these indices in a queued pass.
     fn take_up(
         &mut self,
         step: &Step<'_>,
-        places: &[usize],
-        continued: Continued,
+        indices: &[usize],
+        queued: QueuedStep,
         sampler: &mut DeviceSampler,
-    ) -> Result<Vec<RowOutput>> {
-        let Continued { rows, pass } = continued;
-        // Of a pass that has lost rows, the others cannot be continued: the next step begins anew.
-        if step.looks_ahead && places.len() == rows.len() {
-            self.look_ahead(step, pass, sampler)?;
+    ) -> Result<Vec<SequenceOutput>> {
+        let QueuedStep { rows, pass } = queued;
+        // A queued pass that has lost rows cannot be used: the next step is planned anew.
+        if step.may_queue_next && indices.len() == rows.len() {
+            self.queue_next_step(step, pass, sampler)?;
         }
         let mut tokens = Vec::with_capacity(rows.len());
         sampler.tokens(self.model.context(), pass, &mut tokens)?;
-        let tokens: Vec<u32> = places.iter().map(|place| tokens[*place]).collect();
-        let mut outputs = Self::room_for_tokens(step);
+        let tokens: Vec<u32> = indices.iter().map(|index| tokens[*index]).collect();
+        let mut outputs = Self::empty_outputs(step);
         add_tokens(step, &tokens, &mut outputs);
         Ok(outputs)
     }
 
-    /// Begins with the pass behind this one, in which all rows of the step are, if the sampler has room for it.
-    fn look_ahead(&mut self, step: &Step<'_>, pass: usize, sampler: &mut DeviceSampler) -> Result<()> {
+    /// Queues the pass after this one, with all sequences of the step, if the sampler has space for it.
+    fn queue_next_step(&mut self, step: &Step<'_>, pass: usize, sampler: &mut DeviceSampler) -> Result<()> {
         if pass + 1 >= MAX_PASSES {
             return Ok(());
         }
@@ -329,30 +344,31 @@ impl ModelRunner {
         self.batch.sampled = Some(sampler.on_device(&context, pass)?);
         let logits = self.model.forward(&self.batch, &mut self.kv_cache)?;
         sampler.launch(&context, logits)?;
-        let rows = step.rows.iter().map(|row| (row.seq, row.start + 1)).collect();
-        self.continued = Some(Continued { rows, pass: pass + 1 });
+        let rows = step.sequences.iter().map(|scheduled| (scheduled.seq, scheduled.start + 1)).collect();
+        self.queued = Some(QueuedStep { rows, pass: pass + 1 });
         Ok(())
     }
 
-    fn room_for_tokens(step: &Step<'_>) -> Vec<RowOutput> {
-        let room_for = |row: &StepRow<'_>| RowOutput {
-            samples: row.samples.iter().map(|_| Vec::with_capacity(step.num_steps)).collect(),
-            ..RowOutput::default()
+    fn empty_outputs(step: &Step<'_>) -> Vec<SequenceOutput> {
+        let empty_output = |scheduled: &ScheduledSequence<'_>| SequenceOutput {
+            samples: scheduled.samples.iter().map(|_| Vec::with_capacity(step.num_steps)).collect(),
+            ..SequenceOutput::default()
         };
-        step.rows.iter().map(room_for).collect()
+        step.sequences.iter().map(empty_output).collect()
     }
 
-    fn sample_passes(&mut self, step: &Step<'_>, sampler: &mut DeviceSampler) -> Result<Vec<RowOutput>> {
+    fn sample_passes(&mut self, step: &Step<'_>, sampler: &mut DeviceSampler) -> Result<Vec<SequenceOutput>> {
         let context = Arc::clone(self.model.context());
-        let rows = step.rows.iter();
-        let inputs: Vec<SamplerInput<'_>> =
-            rows.flat_map(|row| (0..row.num_draws()).map(|index| row.input(index))).collect();
+        let rows = step.sequences.iter();
+        let inputs: Vec<SamplerInput<'_>> = rows
+            .flat_map(|scheduled| (0..scheduled.num_draws()).map(|index| scheduled.input(index)))
+            .collect();
         let params = || inputs.iter().map(sample_params);
-        if step.num_steps > 1 && params().count() != step.rows.len() {
-            return Err(Error::internal("a multi-step has a row that does not just generate"));
+        if step.num_steps > 1 && params().count() != step.sequences.len() {
+            return Err(Error::internal("a multi-step has a sequence that does not just decode"));
         }
-        sampler.begin(&context, params(), if step.looks_ahead { MAX_PASSES } else { step.num_steps })?;
-        let mut outputs = Self::room_for_tokens(step);
+        sampler.begin(&context, params(), if step.may_queue_next { MAX_PASSES } else { step.num_steps })?;
+        let mut outputs = Self::empty_outputs(step);
         let mut tokens = vec![0; inputs.len()];
         for pass in 0..step.num_steps {
             if pass > 0 {
@@ -371,28 +387,27 @@ impl ModelRunner {
                 }
             }
         }
-        if step.looks_ahead {
-            self.look_ahead(step, 0, sampler)?;
+        if step.may_queue_next {
+            self.queue_next_step(step, 0, sampler)?;
         }
         sampler.tokens(&context, step.num_steps - 1, &mut tokens)?;
         add_tokens(step, &tokens, &mut outputs);
         Ok(outputs)
     }
 
-    /// Feeds the sampled tokens back until each row has its tokens or has ended. From one token to the next
-    /// nothing is allocated.
-    fn continue_multi_step(&mut self, step: &Step<'_>, outputs: &mut [RowOutput]) -> Result<()> {
+    /// Feeds the sampled tokens back until each row has its tokens or has ended. Does not allocate between tokens.
+    fn continue_multi_step(&mut self, step: &Step<'_>, outputs: &mut [SequenceOutput]) -> Result<()> {
         let vocab_size = self.model.config().vocab_size;
         let mut rows = step
-            .rows
+            .sequences
             .iter()
-            .map(|row| match &row.samples[..] {
-                [input] if row.len == 1 && input.allowed.is_none() => {
+            .map(|scheduled| match &scheduled.samples[..] {
+                [input] if scheduled.draft.num_tokens == 0 && input.allowed.is_none() => {
                     let mut tokens = Vec::with_capacity(input.output_token_ids.len() + step.num_steps);
                     tokens.extend_from_slice(input.output_token_ids);
                     Ok((input, tokens))
                 }
-                _ => Err(Error::internal("a multi-step has a row that does not just generate")),
+                _ => Err(Error::internal("a multi-step has a sequence that does not just decode")),
             })
             .collect::<Result<Vec<(&SamplerInput<'_>, Vec<u32>)>>>()?;
         let mut token_ids = Vec::with_capacity(rows.len());
@@ -432,15 +447,15 @@ impl ModelRunner {
     }
 }
 
-/// Adds a token to each row that samples, or those that it has with a draft, and tells whether all rows have ended.
-fn add_tokens(step: &Step<'_>, tokens: &[u32], outputs: &mut [RowOutput]) -> bool {
+/// Adds a token to each sequence that samples, or those of its draft, and returns whether all sequences have ended.
+fn add_tokens(step: &Step<'_>, tokens: &[u32], outputs: &mut [SequenceOutput]) -> bool {
     let mut all_ended = true;
     let mut rest = tokens;
-    for (row, output) in step.rows.iter().zip(outputs) {
-        let (Some(input), Some(samples)) = (row.samples.first(), output.samples.first_mut()) else {
+    for (scheduled, output) in step.sequences.iter().zip(outputs) {
+        let (Some(input), Some(samples)) = (scheduled.samples.first(), output.samples.first_mut()) else {
             continue;
         };
-        let (own, others) = rest.split_at(row.num_draws().min(rest.len()));
+        let (own, others) = rest.split_at(scheduled.num_draws().min(rest.len()));
         rest = others;
         if samples.last().is_some_and(Option::is_none) {
             continue;
@@ -453,7 +468,7 @@ fn add_tokens(step: &Step<'_>, tokens: &[u32], outputs: &mut [RowOutput]) -> boo
             let can_end = input.output_token_ids.len() + samples.len() >= input.params.min_tokens;
             all_ended &= can_end && input.end_token_ids.contains(&token_id);
             samples.push(Some(SampledToken { token_id, logprobs: None }));
-            if !is_right(row, index, samples.last()) {
+            if !is_right(scheduled, index, samples.last()) {
                 break;
             }
         }

@@ -1,22 +1,22 @@
 //! Drafts by the model's own MTP block, which predicts the token after the next.
 //!
-//! Behind each step it computes the tokens of the step, as soon as those behind them are known, so that its row of the cache
-//! is as complete as those of the layers: prefix hits, preemption and forks need nothing of their own. What it makes of the
-//! last token of a sequence is kept until the next step, and a draft begins there. Keys and values of drafted tokens are
-//! behind all that is known, where the next step writes over them, or in blocks that no sequence has.
+//! After each step it computes the tokens of the step, as soon as their successors are known, so that its row of the
+//! cache is as complete as those of the layers: prefix hits, preemption and forks need no extra code. Its result for
+//! the last token of a sequence is kept until the next step, and a draft begins there. Keys and values of drafted
+//! tokens follow all known ones, where the next step overwrites them, or are in spare blocks.
 
 use std::collections::HashMap;
 use std::time::Instant;
 
-use super::{DraftRow, ModelRunner, RowOutput, Step};
+use super::{DraftRequest, ModelRunner, SequenceOutput, Step};
 use crate::Result;
 use crate::models::InputBatch;
-use crate::ops::RowForm;
+use crate::ops::RowMode;
 use crate::sampling::SamplerInput;
 use crate::scheduler::SeqId;
 use crate::speculation::{Draft, LEAST_CHANCE, SecondsPerToken};
 
-/// What the block has left of the last step.
+/// The block's results of the last step.
 #[derive(Debug, Default)]
 pub(super) struct Predictions {
     states: HashMap<SeqId, State>,
@@ -28,7 +28,7 @@ pub(super) struct Predictions {
     logits: Vec<f32>,
 }
 
-/// What the block makes of a sequence but for its last token.
+/// The block's hidden state for a sequence without its last token.
 #[derive(Debug)]
 struct State {
     num_tokens: usize,
@@ -44,34 +44,35 @@ impl ModelRunner {
         self
     }
 
-    /// Computes the MTP block, if there is one, for the tokens of a step that has just been computed. Without that, nothing is
-    /// drafted.
-    pub(super) fn follow(&mut self, step: &Step<'_>, outputs: &[RowOutput]) {
+    /// Computes the MTP block for the tokens of a step that has just been computed, if the model may draft after it.
+    pub(super) fn follow(&mut self, step: &Step<'_>, outputs: &[SequenceOutput]) {
         self.predictions.states.clear();
-        if step.num_steps > 1 || self.try_follow(step, outputs).is_err() {
+        if step.may_draft_next && self.try_follow(step, outputs).is_err() {
             self.predictions.states.clear();
         }
     }
 
-    fn try_follow(&mut self, step: &Step<'_>, outputs: &[RowOutput]) -> Result<()> {
+    fn try_follow(&mut self, step: &Step<'_>, outputs: &[SequenceOutput]) -> Result<()> {
         let Self { model, kv_cache, batch, predictions, .. } = self;
         let Some(mtp) = model.mtp() else { return Ok(()) };
         batch.token_ids.clear();
         batch.logits_indices.clear();
         batch.sampled = None;
         let mut sequences = Vec::new();
-        for (row, output) in step.rows.iter().zip(outputs) {
+        for (scheduled, output) in step.sequences.iter().zip(outputs) {
             let first = batch.token_ids.len();
-            let next = row.start + 1..row.start + row.len + 1;
-            // Behind the last token of all, a sampled one; where none was sampled, it does not matter.
-            batch.token_ids.extend(next.map(|position| row.token_ids.get(position).copied().unwrap_or(0)));
+            let next = scheduled.start + 1..scheduled.start + scheduled.len + 1;
+            // After the last token of all, a sampled one; where none was sampled, it does not matter.
+            batch
+                .token_ids
+                .extend(next.map(|position| scheduled.token_ids.get(position).copied().unwrap_or(0)));
             let tokens = output.samples.first().map_or(&[][..], |tokens| &tokens[..]);
             let Some(Some(last)) = tokens.last() else { continue };
             // The drafted tokens before it have come.
-            let place = row.len - row.draft.num_tokens + tokens.len() - 2;
-            batch.token_ids[first + place] = last.token_id;
-            batch.logits_indices.push(first + place);
-            sequences.push((row.seq, row.start + place + 2));
+            let position = scheduled.len - scheduled.draft.num_tokens + tokens.len() - 2;
+            batch.token_ids[first + position] = last.token_id;
+            batch.logits_indices.push(first + position);
+            sequences.push((scheduled.seq, scheduled.start + position + 2));
         }
         let states = mtp.follow(batch, kv_cache)?;
         if sequences.is_empty() {
@@ -87,39 +88,39 @@ impl ModelRunner {
     }
 
     /// See [`Runner::draft`](super::Runner::draft).
-    pub(super) fn try_draft(&mut self, row: &DraftRow<'_>, draft: &mut Draft) -> Result<()> {
+    pub(super) fn try_draft(&mut self, request: &DraftRequest<'_>, draft: &mut Draft) -> Result<()> {
         let Self { model, kv_cache, sampler, predictions, .. } = self;
         let Predictions { states, first_spare_block, seconds_per_token, batch, logits } = predictions;
-        let num_known = row.input.prompt_token_ids.len() + row.input.output_token_ids.len();
-        let state = states.get(&row.seq).filter(|state| state.num_tokens == num_known);
+        let num_known = request.input.prompt_token_ids.len() + request.input.output_token_ids.len();
+        let state = states.get(&request.seq).filter(|state| state.num_tokens == num_known);
         let (Some(mtp), Some(state)) = (model.mtp(), state) else { return Ok(()) };
         let (block_size, num_blocks) = (kv_cache.block_size(), kv_cache.num_blocks());
-        let block = |index: usize| match row.block_table.get(index) {
+        let block = |index: usize| match request.block_table.get(index) {
             Some(block) => Some(block.0),
             None => {
-                let spare = (*first_spare_block)? + (index - row.block_table.len());
+                let spare = (*first_spare_block)? + (index - request.block_table.len());
                 (spare < num_blocks).then_some(spare as u32)
             }
         };
         let start = Instant::now();
-        let mut output_token_ids = row.input.output_token_ids.to_vec();
+        let mut output_token_ids = request.input.output_token_ids.to_vec();
         let mut chance = 1.0;
         mtp.predict(&state.values)?.read(1, |values| {
             logits.clear();
             logits.extend_from_slice(values);
         })?;
-        for index in 0..row.max_tokens {
-            let input = SamplerInput { output_token_ids: &output_token_ids, allowed: None, ..row.input };
+        for index in 0..request.max_tokens {
+            let input = SamplerInput { output_token_ids: &output_token_ids, allowed: None, ..request.input };
             let Some(token) = sampler.sample(logits, &input) else { break };
-            if row.input.end_token_ids.contains(&token.token_id) {
+            if request.input.end_token_ids.contains(&token.token_id) {
                 break;
             }
-            draft.push(token.token_id, row.chance);
+            draft.push(token.token_id, request.chance);
             output_token_ids.push(token.token_id);
-            chance *= row.chance;
+            chance *= request.chance;
             // The first one is predicted from the last token but one.
             let position = num_known - 1 + index;
-            let is_last = index + 1 == row.max_tokens || chance < LEAST_CHANCE;
+            let is_last = index + 1 == request.max_tokens || chance < LEAST_CHANCE;
             let Some(own) = block(position / block_size).filter(|_| !is_last) else { break };
             batch.clear();
             batch.attention.block_size = block_size;
@@ -128,8 +129,8 @@ impl ModelRunner {
             batch.attention.slot_mapping.push(own as usize * block_size + position % block_size);
             batch.logits_indices.push(0);
             let positions = position..position + 1;
-            batch.attention.push(positions, 0, RowForm::Decode, |index| block(index).unwrap_or(own));
-            mtp.predict_behind(batch, kv_cache)?.read(1, |values| {
+            batch.attention.push(positions, 0, RowMode::Decode, |index| block(index).unwrap_or(own));
+            mtp.predict_after(batch, kv_cache)?.read(1, |values| {
                 logits.clear();
                 logits.extend_from_slice(values);
             })?;

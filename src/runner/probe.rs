@@ -1,21 +1,21 @@
-//! What a device computes of a short prompt, as bytes.
+//! A device's results for a short prompt, as bytes.
 //!
-//! Whoever changes a kernel, the instruction set or the device changes them, so caches that outlive the process need no
+//! A change of a kernel, the instruction set or the device changes them, so caches that outlive the process need no
 //! version that is kept by hand.
 
 use std::time::Instant;
 
-use super::{ModelRunner, Runner, Step, StepDraft, StepRow};
+use super::{ModelRunner, Runner, ScheduledSequence, Step, StepDraft};
 use crate::Result;
 use crate::kv_cache::BlockId;
 use crate::scheduler::SeqId;
 
 /// Tokens that are computed together, a whole group of a prompt and some more.
 const TOGETHER: usize = 36;
-/// Tokens that are computed one by one behind these.
+/// Tokens that are computed one by one after these.
 const ALONE: usize = 3;
 
-/// What came of computing a short prompt.
+/// The result of computing a short prompt.
 #[derive(Debug, Clone, Default)]
 pub struct Probe {
     /// The bytes of its blocks.
@@ -25,9 +25,9 @@ pub struct Probe {
 }
 
 impl ModelRunner {
-    /// Computes tokens of a fixed prompt, some together and some alone, and gives the bytes of their blocks: the first ones
-    /// of the cache, in which nothing was before. `prompt_group` is that of the engine's limits, and a step has no more
-    /// than `max_tokens`.
+    /// Computes tokens of a fixed prompt, some together and some alone, and returns the bytes of their blocks, the
+    /// first ones of the cache, which has to be empty. `prompt_group` is that of the engine's limits, and a step has at
+    /// most `max_tokens`.
     ///
     /// # Errors
     /// If a step fails or a block cannot be read.
@@ -41,7 +41,7 @@ impl ModelRunner {
         let (mut start, mut step_seconds) = (0, f64::INFINITY);
         while start < num_tokens {
             let len = if start == 0 { num_together } else { 1 };
-            let row = StepRow {
+            let scheduled = ScheduledSequence {
                 seq: SeqId(u64::MAX),
                 token_ids: &token_ids[..start + len],
                 start,
@@ -55,8 +55,13 @@ impl ModelRunner {
                 prompt_logprobs: None,
             };
             let begun = Instant::now();
-            self.execute(&Step { rows: vec![row], num_steps: 1, looks_ahead: false })?;
-            // Nothing is drawn, so nobody has waited for it.
+            self.execute(&Step {
+                sequences: vec![scheduled],
+                num_steps: 1,
+                may_queue_next: false,
+                may_draft_next: false,
+            })?;
+            // No sampler ran, so no call has waited for it.
             self.kv_cache().map_or(Ok(()), |cache| cache.wait())?;
             if len == 1 {
                 step_seconds = begun.elapsed().as_secs_f64().min(step_seconds);

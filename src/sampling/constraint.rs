@@ -1,7 +1,7 @@
-//! What a sequence may contain, as far as the engine has to know it: a set of allowed tokens before each draw.
+//! The engine's interface to constraints on a sequence: a set of allowed tokens before each draw.
 //!
-//! The engine speaks token ids and knows no grammar; whoever submits a request brings the [`Constraint`]. A
-//! sequence's state depends on its own tokens only, so that no scheduling can change what is allowed.
+//! The engine uses token ids and does not depend on grammars; a request brings its [`Constraint`]. A sequence's state
+//! depends on its own tokens only, so that scheduling cannot change the allowed tokens.
 
 use crate::Result;
 
@@ -13,12 +13,11 @@ pub trait Constraint: Send + Sync + std::fmt::Debug {
 
 /// How far a sequence has come in its [`Constraint`].
 pub trait ConstraintState: Send {
-    /// Replaces `allowed` by the tokens that may come next, and returns whether the sequence may end here. If it
-    /// may end and the set is empty, it is complete. Tokens that do nothing but end the sequence are not in the
-    /// set.
+    /// Replaces `allowed` by the tokens that may come next, and returns whether the sequence may end here. If it may
+    /// end and the set is empty, it is complete. Tokens that only end the sequence are not in the set.
     ///
     /// # Errors
-    /// If the sequence can neither go on nor end, or that cannot be found out within the limits.
+    /// If the sequence can neither continue nor end, or if the limits do not suffice to decide.
     fn allowed(&mut self, allowed: &mut TokenMask) -> Result<bool>;
 
     /// Takes the token that was chosen.
@@ -27,19 +26,19 @@ pub trait ConstraintState: Send {
     /// If it was not allowed.
     fn accept(&mut self, token_id: u32) -> Result<()>;
 
-    /// Tokens of which all or the first are likely to come next because nothing else may be written. They are tried like any
-    /// draft, so they need not be right.
+    /// Tokens of which all or the first are likely to come next because no other text is allowed. They are tried like
+    /// any draft, so they need not be right.
     fn forced(&mut self) -> Vec<u32> {
         Vec::new()
     }
 
-    /// Takes the last `num_tokens` accepted tokens back. Where a state cannot, nothing is drafted under its constraint.
+    /// Rolls the last `num_tokens` accepted tokens back. Under constraints that cannot, nothing is drafted.
     ///
     /// # Errors
     /// If it cannot.
     fn roll_back(&mut self, num_tokens: usize) -> Result<()> {
         let _ = num_tokens;
-        Err(crate::Error::internal("this constraint takes no token back"))
+        Err(crate::Error::internal("this constraint cannot be rolled back"))
     }
 }
 
@@ -50,7 +49,7 @@ pub struct TokenMask {
 }
 
 impl TokenMask {
-    /// Replaces the set: bit `i` of word `w` stands for token `32 w + i`.
+    /// Replaces the set: bit `i` of word `w` is token `32 w + i`.
     pub fn set_words(&mut self, words: &[u32]) {
         self.words.clear();
         self.words.extend_from_slice(words);

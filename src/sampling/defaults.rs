@@ -1,8 +1,8 @@
-//! What a model's files say of sampling, for requests that do not say otherwise.
+//! The sampling defaults of a model's files, for requests without values of their own.
 
 use super::SamplingParams;
 
-/// Values of requests that say nothing themselves; none where the files say nothing either.
+/// Defaults for missing values of requests; none where the files have none either.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SamplingDefaults {
     /// See [`SamplingParams::temperature`].
@@ -15,12 +15,12 @@ pub struct SamplingDefaults {
     pub min_p: Option<f32>,
     /// See [`SamplingParams::repetition_penalty`].
     pub repetition_penalty: Option<f32>,
-    /// Most tokens to generate, as far as the context has room for them.
+    /// Most tokens to generate, as far as the context holds them.
     pub max_tokens: Option<usize>,
 }
 
 impl SamplingDefaults {
-    /// The parameters with what the files say in the place of what nobody asked for. `max_tokens` is not among it: it
+    /// The parameters, where those that are not set have the values of the files. `max_tokens` is not among them: it
     /// depends on the prompt, see [`Self::max_tokens_for`].
     #[must_use]
     pub fn apply(&self, params: SamplingParams) -> SamplingParams {
@@ -34,8 +34,8 @@ impl SamplingDefaults {
         }
     }
 
-    /// Most tokens for a prompt that leaves room for `left` and of whose answer at least `min_tokens` are wanted. What
-    /// nobody asked for is no reason to refuse a prompt.
+    /// Most tokens for a prompt that leaves space for `left`, with at least `min_tokens` requested. A default is no
+    /// reason to refuse a prompt.
     #[must_use]
     pub fn max_tokens_for(&self, left: usize, min_tokens: usize) -> Option<usize> {
         self.max_tokens.map(|most| most.max(min_tokens).min(left).max(1))
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_files_say_takes_the_place_of_what_nobody_asked_for() {
+    fn values_of_the_files_replace_unset_ones() {
         let defaults = SamplingDefaults { temperature: Some(0.6), top_k: Some(20), ..Default::default() };
         let params = defaults.apply(SamplingParams { top_p: 0.9, ..SamplingParams::default() });
         assert_eq!((params.temperature, params.top_k, params.top_p), (0.6, 20, 0.9));

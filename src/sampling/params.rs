@@ -1,4 +1,4 @@
-//! What a request asks of the sampler. Pure data and its checks; knows no tensors.
+//! The sampling parameters of a request. Pure data and its checks; does not depend on tensors.
 
 use std::collections::BTreeMap;
 
@@ -10,6 +10,8 @@ pub(crate) const MAX_N: usize = 128;
 pub(crate) const MAX_LOGPROBS: usize = 20;
 /// Most entries of a logit bias.
 pub(crate) const MAX_LOGIT_BIAS: usize = 1_024;
+/// Largest logit bias, and the smallest one without its sign.
+const MAX_BIAS: f32 = 100.0;
 /// Most stop strings.
 pub(crate) const MAX_STOP_STRINGS: usize = 16;
 /// Most bytes of a stop string.
@@ -36,9 +38,9 @@ pub struct SamplingParams {
     pub seed: Option<u64>,
     /// The text ends before any of these. Checked on text, above the engine.
     pub stop: Vec<String>,
-    /// Tokens that end the sequence, besides the model's own.
+    /// Tokens that end the sequence, in addition to the model's own.
     pub stop_token_ids: Vec<u32>,
-    /// Most tokens to generate; without it, as many as fit.
+    /// Maximum tokens to generate; none for the maximum that fits.
     pub max_tokens: Option<usize>,
     /// Tokens to generate before the sequence may end.
     pub min_tokens: usize,
@@ -120,17 +122,22 @@ impl SamplingParams {
                 .with_param("min_tokens"));
             }
         }
-        for stop in &self.stop {
+        for (index, stop) in self.stop.iter().enumerate() {
             if stop.is_empty() || stop.len() > MAX_STOP_BYTES {
                 return Err(Error::invalid_request(format!(
-                    "a stop string has {} bytes; it must have 1 to {MAX_STOP_BYTES}",
+                    "stop[{index}] has {} bytes; it must have 1 to {MAX_STOP_BYTES}",
                     stop.len()
                 ))
                 .with_param("stop"));
             }
         }
         for (&token_id, &bias) in &self.logit_bias {
-            in_range("logit_bias", bias, -100.0, 100.0)?;
+            if !(-MAX_BIAS..=MAX_BIAS).contains(&bias) {
+                return Err(Error::invalid_request(format!(
+                    "logit_bias of token {token_id} is {bias}; it must be at least -{MAX_BIAS} and at most {MAX_BIAS}"
+                ))
+                .with_param("logit_bias"));
+            }
             token_in_vocabulary("logit_bias", token_id, vocab_size)
                 .map_err(|error| error.with_param("logit_bias"))?;
         }
@@ -219,7 +226,7 @@ mod tests {
         check(|p| p.stop = vec!["x".repeat(257)], "257 bytes");
         check(|p| p.stop = vec!["x".to_owned(); 17], "stop has 17 entries");
         check(|p| p.logit_bias = [(100, 1.0)].into(), "token id 100");
-        check(|p| p.logit_bias = [(1, 1e9)].into(), "logit_bias is 1000000000");
+        check(|p| p.logit_bias = [(1, 1e9)].into(), "logit_bias of token 1 is 1000000000");
         check(|p| p.stop_token_ids = vec![4_000_000_000], "token id 4000000000");
     }
 }

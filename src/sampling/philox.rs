@@ -1,8 +1,8 @@
 //! Philox4x32-10, the counter-based generator of Salmon et al., "Parallel Random Numbers: As Easy as
 //! 1, 2, 3" (SC 2011).
 //!
-//! A draw is a function of a key and a counter, with no state in between. So the n-th token of a
-//! sequence gets the same number whatever else runs, also after preemption, and a device can compute it.
+//! A draw is a function of a key and a counter, with no state in between. So the n-th token of a sequence gets the same
+//! number in every schedule, also after preemption, and a device can compute it.
 
 /// Four random words for a counter under a key.
 pub(super) fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
@@ -36,7 +36,7 @@ pub(super) fn uniform(seed: u64, stream: u32, index: u64) -> f64 {
 mod tests {
     use super::*;
 
-    /// The known-answer vectors that the authors publish with their library.
+    /// Test vectors that the authors publish with their library.
     #[test]
     fn known_answers() {
         let check = |counter, key, wanted: [u32; 4]| assert_eq!(philox4x32(counter, key), wanted);

@@ -1,14 +1,13 @@
 //! Chooses a token from a row of logits.
 //!
-//! The order of the steps is vLLM's: log-probabilities are those of the model's own logits; then logit
-//! bias, the ban on end tokens, penalties, the mask of a constraint, temperature, min-p, top-k, top-p, and the
-//! draw. The result depends on the row, the parameters, the sequence's own tokens and its seed, on nothing
-//! else.
+//! The order of the steps is vLLM's: log-probabilities are those of the model's own logits; then logit bias, the ban on
+//! end tokens, penalties, the mask of a constraint, temperature, min-p, top-k, top-p, and the draw. The result depends
+//! only on the row, the parameters, the sequence's own tokens and its seed.
 
 use super::philox::uniform;
 use super::{SamplingParams, TokenMask};
 
-/// What the sampler has to know of a sequence.
+/// The sampler's view of a sequence.
 #[derive(Debug, Clone, Copy)]
 pub struct SamplerInput<'a> {
     /// The request's parameters.
@@ -23,7 +22,7 @@ pub struct SamplerInput<'a> {
     pub output_token_ids: &'a [u32],
     /// Tokens that end the sequence; banned while fewer than `min_tokens` are generated.
     pub end_token_ids: &'a [u32],
-    /// If present, no other token is chosen. It says also which end tokens are possible, whatever `min_tokens` is.
+    /// If present, no other token is chosen. It also decides which end tokens are allowed, for every `min_tokens`.
     pub allowed: Option<&'a TokenMask>,
 }
 
@@ -32,7 +31,7 @@ pub struct SamplerInput<'a> {
 pub struct SampledToken {
     /// The token.
     pub token_id: u32,
-    /// Present if asked for.
+    /// If requested.
     pub logprobs: Option<TokenLogprobs>,
 }
 
@@ -48,9 +47,9 @@ pub struct TokenLogprobs {
 /// Log-probabilities of a token that was given, not chosen.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RankedLogprobs {
-    /// Of the token, and of the most likely ones in its place.
+    /// Of the token, and of the most likely ones instead.
     pub logprobs: TokenLogprobs,
-    /// Place of the token among all by their likelihood, 1 for the most likely one.
+    /// Rank of the token by likelihood, 1 for the most likely one.
     pub rank: u32,
 }
 
@@ -99,7 +98,7 @@ impl Sampler {
         Some(SampledToken { token_id, logprobs })
     }
 
-    /// The log-probability of `token_id` in the place that these logits are about. Logits that are no numbers
+    /// The log-probability of `token_id` at the position of these logits. Logits that are no numbers
     /// give log-probabilities that are none.
     pub fn rank(&mut self, logits: &[f32], token_id: u32, num_top: usize) -> RankedLogprobs {
         let (log_sum, top) = self.logprobs(logits, num_top);
@@ -158,7 +157,7 @@ impl Sampler {
             }
         }
         if params.repetition_penalty != 1.0 {
-            // Mark the output's tokens again: each token is penalised once, wherever it stands.
+            // Mark the output's tokens again: each token is penalised once, wherever it is.
             output.iter().for_each(|&id| self.counts[id as usize] = 1);
             for &token_id in prompt {
                 if std::mem::replace(&mut self.counts[token_id as usize], 1) == 0 {
@@ -185,7 +184,7 @@ impl Sampler {
             let total: f64 = weights.iter().map(|&weight| kept(weight)).sum();
             return pick((0_u32..).zip(weights.iter().map(|&weight| kept(weight))), u * total);
         }
-        // Tokens so unlikely that all of them together lie outside top-p need not be sorted.
+        // Tokens with a negligible total probability, outside top-p, need not be sorted.
         let total: f64 = weights.iter().map(|&weight| f64::from(weight)).sum();
         let negligible = ((1.0 - f64::from(params.top_p)) * total / weights.len() as f64) as f32;
         let threshold = params.min_p.max(if params.top_k == 0 { negligible } else { 0.0 });
@@ -371,7 +370,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the parameters are, and whether or not the model would ever choose it.
+        /// For all parameters, and for every likelihood of the token.
         #[test]
         fn only_allowed_tokens_are_chosen(
             logits in proptest::collection::vec(-30.0_f32..30.0, 2..100),
@@ -401,7 +400,7 @@ mod tests {
                 Sampler::default().sample(&logits, &input),
                 Sampler::default().sample(&logits, &unmasked)
             );
-            // Log-probabilities are those of the model, whatever is allowed.
+            // Log-probabilities are those of the model, for every set of allowed tokens.
             prop_assert_eq!(logprobs.top, Sampler::default().sample(&logits, &unmasked).unwrap().logprobs.unwrap().top);
         }
 

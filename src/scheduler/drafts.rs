@@ -1,15 +1,15 @@
-//! Drafted tokens: which of them a step computes behind the last known token of a sequence.
+//! Drafted tokens: which of them a step computes after the last known token of a sequence.
 //!
-//! A step samples behind each drafted token as if it had been reached one by one, and what is sampled is compared, so a draft
-//! can change when a token is computed and never which. How many are worth their time is decided for each step: a row more
-//! takes time of all that are in it.
+//! A step samples after each drafted token as if decoding had reached it one by one, and what is sampled is compared,
+//! so a draft can change when a token is computed and never which. How many are worth their time is decided for each
+//! step: a row more takes time of all that are in it.
 
 use super::pace::{Load, Pace};
-use super::{ScheduledRow, Scheduler, SchedulerOutput, SeqId, Sequence, SequenceStatus};
+use super::{PlannedSequence, Scheduler, SchedulerOutput, SeqId, Sequence, SequenceStatus};
 use crate::speculation::{Draft, DraftCost};
 
-/// How much longer drafts make a step in which several clients have rows, at most.
-const PART_BESIDE_OTHERS: f64 = 0.25;
+/// How much longer drafts may make a step with sequences of several clients.
+const MAX_DRAFT_TIME_RATIO: f64 = 0.25;
 
 impl Scheduler {
     /// Bounds the tokens of steps that have drafted ones. Where a device computes few tokens in another way than many, this is
@@ -18,14 +18,14 @@ impl Scheduler {
         self.max_drafted_step = max_tokens;
     }
 
-    /// Hears what may follow a sequence, in place of what was said before. Forgotten when the sequence gets a token.
+    /// Receives a sequence's draft, which replaces an earlier one. Dropped when the sequence gets a token.
     pub fn propose(&mut self, id: SeqId, draft: &Draft) {
         if let Some(sequence) = self.sequences.get_mut(&id) {
             sequence.set_draft(draft);
         }
     }
 
-    /// Sequences that take part in the next step with a token alone, behind which drafted ones could be tried.
+    /// Sequences that take part in the next step with a token alone, after which drafted ones could be tried.
     #[must_use]
     pub fn generating(&self) -> Vec<SeqId> {
         if self.config.speculative.num_speculative_tokens == 0 {
@@ -35,63 +35,69 @@ impl Scheduler {
         self.running.iter().filter(may_have).copied().collect()
     }
 
-    /// Whether a row could have drafted tokens behind its next one.
+    /// Whether a sequence could have drafted tokens after its next one.
     pub(super) fn has_drafts(&self, output: &SchedulerOutput) -> bool {
-        let num_rows = output.rows.len();
-        output.rows.iter().any(|row| self.num_worthwhile(&self.sequences[&row.seq], num_rows) > 0)
+        let num_rows = output.sequences.len();
+        output
+            .sequences
+            .iter()
+            .any(|planned| self.num_worthwhile(&self.sequences[&planned.seq], num_rows) > 0)
     }
 
-    /// Adds drafted tokens to rows that generate, with what they need: tokens of the step, rows of logits, and blocks, of
-    /// which nobody is deprived.
+    /// Adds drafted tokens to sequences that decode, with what they need: tokens of the step, rows of logits, and blocks, of
+    /// which no client loses.
     pub(super) fn add_drafts(&mut self, output: &mut SchedulerOutput) {
         let num_tokens = output.num_scheduled_tokens();
-        let num_logits: usize =
-            output.rows.iter().map(|row| self.num_logits(row.seq, row.start, row.len)).sum();
-        let mut room = [
+        let num_logits: usize = output
+            .sequences
+            .iter()
+            .map(|planned| self.num_logits(planned.seq, planned.start, planned.len))
+            .sum();
+        let mut capacity = [
             self.config.max_num_batched_tokens.saturating_sub(num_tokens),
             self.config.max_num_logits().saturating_sub(num_logits),
             self.max_drafted_step.saturating_sub(num_tokens),
             // What others of the step need in the next one stays free.
-            self.pool.num_free().saturating_sub(output.rows.len()) * self.config.block_size,
-            self.max_beside_others(output),
+            self.pool.num_free().saturating_sub(output.sequences.len()) * self.config.block_size,
+            self.max_beside_other_clients(output),
         ]
         .into_iter()
         .min()
         .unwrap_or(0);
-        let mut num_rows = output.rows.len();
-        for row in &mut output.rows {
-            let sequence = &self.sequences[&row.seq];
-            if row.len != 1 || row.samples != [row.seq] || !may_have_draft(sequence) {
+        let mut num_rows = output.sequences.len();
+        for planned in &mut output.sequences {
+            let sequence = &self.sequences[&planned.seq];
+            if planned.len != 1 || planned.samples != [planned.seq] || !may_have_draft(sequence) {
                 continue;
             }
-            let most = self.num_worthwhile(sequence, num_rows).min(room);
-            let Some(num_draft_tokens) = (1..=most).rev().find(|num| self.can_reserve(row.seq, 1 + num))
+            let most = self.num_worthwhile(sequence, num_rows).min(capacity);
+            let Some(num_draft_tokens) = (1..=most).rev().find(|num| self.can_reserve(planned.seq, 1 + num))
             else {
                 continue;
             };
-            let copy = self.reserve(row.seq, 1 + num_draft_tokens);
-            row.copy = row.copy.or(copy);
-            (row.len, row.num_draft_tokens) = (1 + num_draft_tokens, num_draft_tokens);
-            room -= num_draft_tokens;
+            let copy = self.reserve(planned.seq, 1 + num_draft_tokens);
+            planned.copy = planned.copy.or(copy);
+            (planned.len, planned.num_draft_tokens) = (1 + num_draft_tokens, num_draft_tokens);
+            capacity -= num_draft_tokens;
             num_rows += num_draft_tokens;
         }
     }
 
-    /// The most drafted tokens of a step in which several clients have rows: whoever drafts nothing waits for those of others, so
-    /// they make the step no more than a part longer.
-    fn max_beside_others(&self, output: &SchedulerOutput) -> usize {
-        let client = |row: &ScheduledRow| self.queue.group(self.sequences[&row.seq].client);
-        let mut clients = output.rows.iter().map(client);
+    /// The most drafted tokens of a step with sequences of several clients: a client without drafts waits for those of
+    /// others, so they make the step no more than a part longer.
+    fn max_beside_other_clients(&self, output: &SchedulerOutput) -> usize {
+        let client = |planned: &PlannedSequence| self.queue.group(self.sequences[&planned.seq].client);
+        let mut clients = output.sequences.iter().map(client);
         let first = clients.next();
         if clients.all(|other| Some(other) == first) || !self.config.speculative.is_adaptive {
             return usize::MAX;
         }
         let time = self.step_time();
-        let load: Load = output.rows.iter().map(Load::of_row).sum();
-        (PART_BESIDE_OTHERS * (time.own + time.of(load)) / time.row.max(f64::MIN_POSITIVE)) as usize
+        let load: Load = output.sequences.iter().map(Load::of_sequence).sum();
+        (MAX_DRAFT_TIME_RATIO * (time.own + time.of(load)) / time.row.max(f64::MIN_POSITIVE)) as usize
     }
 
-    /// Rows of logits that a planned row takes at most.
+    /// Rows of logits that a planned sequence takes at most.
     fn num_logits(&self, id: SeqId, start: usize, len: usize) -> usize {
         let sequence = &self.sequences[&id];
         if sequence.prompt_logits && start < sequence.num_prompt_tokens { len } else { 1 }

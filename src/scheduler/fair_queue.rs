@@ -1,40 +1,39 @@
-//! Who is served next: the waiting sequences of each client, and what each client has had.
+//! The order of service: the waiting sequences of each client, and each client's service so far.
 //!
-//! Clients that share a part are a *group*: an API key with all the names that use it. Most groups are one client. A group
-//! has a *counter* of what its clients were served, divided by its weight ("virtual token counter"), and each client in
-//! it has one of its own. Groups are compared first, and within a group its clients: how many names a key uses, and how
-//! long each of them has waited, is nothing to anybody else. Whoever has the smallest counter comes first.
+//! Clients with a common account are a *group*: an API key with all the names that use it. Most groups are one client.
+//! A group has a *counter* of its clients' service, divided by its weight ("virtual token counter"), and each client in
+//! it has its own. Groups are compared first, and within a group its clients: the number of a key's names, and the time
+//! that each of them has waited, has no effect on other clients. The smallest counter comes first.
 //!
-//! One that wants nothing which it does not get has no claim to what others are served meanwhile: its counter is lifted to
-//! those that wait, so nobody saves up for later, and one that was away begins where the others are.
+//! A satisfied client has no claim to service that others get meanwhile: its counter is lifted to those that wait, so
+//! no client saves up for later, and a returning one starts at the others' level.
 //!
-//! Where that is moves on with all that is served, divided by the weights of all who are there: it is what each of them
-//! would have had by now. So those that come anew for each request do not pass one that stays: it waits for no more
-//! than each of those that are there to have as much as it had.
+//! That level rises with all service, divided by the weights of all active clients: it is the service that each of them
+//! would have had by now. So clients that are new for each request do not overtake one that stays: it only waits until
+//! each present client has had as much service.
 //!
-//! Each group also has a short memory, the *round*: the time of steps that it has had since the last one in which nobody was
-//! left out. It decides whose rows may be left out of the next step (`turns.rs`) and never reaches back further, so nobody
-//! is left out for longer than others need to have as much time as one step gave it.
+//! Each group also has a short memory, the *round*: the time of steps that it has had since the last one without a
+//! skipped client. It decides whose sequences may be skipped in the next step (`turns.rs`) and never reaches back
+//! further, so no client is skipped for longer than others need to have as much time as one step gave it.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::SeqId;
 
-/// What one token costs: prompt tokens that were in the cache, those that were computed, and generated ones.
+/// The cost of a token: a prompt token in the cache, a computed one, and a generated one.
 pub(super) const CACHED_TOKEN: u64 = 250_000;
 pub(super) const PROMPT_TOKEN: u64 = 4 * CACHED_TOKEN;
 pub(super) const OUTPUT_TOKEN: u64 = 2 * PROMPT_TOKEN;
 
-/// What weights are counted in: clients that share the part of their group have a fraction of its weight.
+/// The unit of weights: clients within a group have a fraction of its weight.
 pub(super) const WEIGHT_UNIT: u64 = 1 << 16;
 
-/// The number of a client: whoever is to get a fair share beside others.
+/// The number of a client: the unit that gets a fair share.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientId(pub u64);
 
-/// How many shares a client has: beside others that want more than there is, one of weight 2 gets twice as much
-/// as one of weight 1.
+/// The weight of a client: under contention, one of weight 2 gets twice as much as one of weight 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Weight(u32);
 
@@ -79,19 +78,19 @@ struct Client {
     group: ClientId,
     /// By priority, then in the order of arrival. One that was preempted arrived before those that never ran.
     waiting: BTreeSet<(i32, SeqId)>,
-    /// Sequences that will wait, and want nothing yet.
+    /// Sequences that will wait.
     num_held: usize,
-    /// Sequences that run, and the forks that will start beside them.
-    num_seats: usize,
+    /// Sequences that run, and the forks that will start with them.
+    num_permits: usize,
     account: Account,
 }
 
-/// Clients that share a part.
+/// Clients with a common account.
 #[derive(Debug, Default)]
 struct Group {
     /// Those of them that have a sequence.
     num_active: usize,
-    num_seats: usize,
+    num_permits: usize,
     weight: Weight,
     account: Account,
     round: u64,
@@ -100,20 +99,20 @@ struct Group {
 }
 
 impl Group {
-    /// Counts what a client of it has, or no longer.
+    /// Counts a client that has sequences, or no longer has any.
     fn count(&mut self, client: &Client, is_here: bool) {
         let change =
             |count: usize, part: usize| if is_here { count + part } else { count.saturating_sub(part) };
         self.num_active = change(self.num_active, usize::from(client.is_active()));
-        self.num_seats = change(self.num_seats, client.num_seats);
+        self.num_permits = change(self.num_permits, client.num_permits);
     }
 }
 
-/// What somebody was served.
+/// The service of a client.
 #[derive(Debug, Clone, Copy, Default)]
 struct Account {
     counter: u64,
-    /// What the counter was lifted by since the last seats were given.
+    /// The lift of the counter since the last permits were given.
     lifted: u64,
 }
 
@@ -128,33 +127,33 @@ impl Account {
     }
 }
 
-/// Where those begin that come now.
+/// Where new clients begin.
 #[derive(Debug, Clone, Copy, Default)]
 struct Clock {
     start: u64,
-    /// What was served since the last step, or what is left of it in whole shares.
+    /// The service since the last step, or its remainder in whole units.
     served: u64,
 }
 
 impl Clock {
-    /// Goes on by what was served, to those with the weight in all. Each of them has a counter and may want more than it
-    /// has; if nobody does, nobody owes anybody anything.
+    /// Advances by the service, over the weights of all active clients. Each of them has a counter and may need more
+    /// service; if none does, all counters start equal.
     fn advance(&mut self, weight: u64, active: impl Iterator<Item = (u64, bool)>) {
         let weight = weight.max(1);
         self.start += self.served / weight;
         self.served %= weight;
-        let (mut behind, mut ahead) = (None, None);
+        let (mut lagging, mut leading) = (None, None);
         for (counter, is_short) in active {
-            ahead = ahead.max(Some(counter));
+            leading = leading.max(Some(counter));
             if is_short {
-                behind = Some(behind.map_or(counter, |behind: u64| behind.min(counter)));
+                lagging = Some(lagging.map_or(counter, |lagging: u64| lagging.min(counter)));
             }
         }
-        self.start = self.start.max(behind.or(ahead).unwrap_or(0));
+        self.start = self.start.max(lagging.or(leading).unwrap_or(0));
     }
 }
 
-/// What a client has had, to be compared with others.
+/// A client's service, for comparisons.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Served {
     pub(super) group: ClientId,
@@ -171,12 +170,12 @@ impl Served {
     }
 
     /// Whether the other one has had more, and by more than this.
-    pub(super) fn is_behind(self, other: Self, by: u64) -> bool {
+    pub(super) fn is_less_served(self, other: Self, by: u64) -> bool {
         let (own, others) = self.against(other);
         own.saturating_add(by) < others
     }
 
-    /// Who has had less.
+    /// The client with less service.
     pub(super) fn compare(self, other: Self) -> Ordering {
         let (own, others) = self.against(other);
         own.cmp(&others)
@@ -185,7 +184,7 @@ impl Served {
 
 impl Client {
     fn is_active(&self) -> bool {
-        self.num_seats > 0 || !self.waiting.is_empty() || self.num_held > 0
+        self.num_permits > 0 || !self.waiting.is_empty() || self.num_held > 0
     }
 }
 
@@ -193,7 +192,7 @@ impl FairQueue {
     /// A new sequence of this client will be queued.
     pub(super) fn welcome(&mut self, id: ClientId, group_id: ClientId, weight: Weight) {
         if self.groups.values().all(|group| group.num_active == 0) {
-            // Nobody is owed anything by an idle machine.
+            // An idle machine leaves no debt.
             *self = Self::default();
         }
         let client = self.clients.entry(id).or_default();
@@ -251,7 +250,7 @@ impl FairQueue {
         self.num_held -= 1;
     }
 
-    /// Changes what a client has, and counts it in its group if it has a sequence then.
+    /// Changes a client's sequences, and counts it in its group if it has any then.
     fn change<T>(&mut self, id: ClientId, change: impl FnOnce(&mut Client) -> T) -> Option<T> {
         let client = self.clients.get_mut(&id)?;
         let group = self.groups.entry(client.group).or_default();
@@ -289,27 +288,27 @@ impl FairQueue {
     }
 
     /// Clients with a sequence, those that are to be served first in front: the group with the smallest counter, then the one
-    /// with the fewest seats for its weight, then the one whose sequence has waited longest; within a group likewise.
+    /// with the fewest permits for its weight, then the one whose sequence has waited longest; within a group likewise.
     pub(super) fn in_order(&self) -> Vec<ClientId> {
         let first = |client: &Client| client.waiting.first().map(|(_, sequence)| *sequence);
         let mut of_groups: BTreeMap<ClientId, (usize, Option<SeqId>)> = BTreeMap::new();
         let mut active: Vec<(&ClientId, &Client)> =
             self.clients.iter().filter(|(_, client)| client.is_active()).collect();
         for (_, client) in &active {
-            let (num_seats, longest) = of_groups.entry(client.group).or_default();
-            *num_seats += client.num_seats;
+            let (num_permits, longest) = of_groups.entry(client.group).or_default();
+            *num_permits += client.num_permits;
             *longest = longest.iter().copied().chain(first(client)).min();
         }
         active.sort_by_cached_key(|(id, client)| {
-            let (num_seats, longest) = of_groups.get(&client.group).copied().unwrap_or_default();
-            let seats = num_seats as u64 * u64::from(Weight::MAX) / self.weight_of_group(client.group);
-            let of_group = (self.counter_of_group(client.group), seats, longest, client.group);
-            (of_group, client.account.counter, client.num_seats, first(client), **id)
+            let (num_permits, longest) = of_groups.get(&client.group).copied().unwrap_or_default();
+            let permits = num_permits as u64 * u64::from(Weight::MAX) / self.weight_of_group(client.group);
+            let of_group = (self.counter_of_group(client.group), permits, longest, client.group);
+            (of_group, client.account.counter, client.num_permits, first(client), **id)
         });
         active.into_iter().map(|(id, _)| *id).collect()
     }
 
-    /// The client's, in [`WEIGHT_UNIT`]: its part of its group's.
+    /// The client's weight in [`WEIGHT_UNIT`]: its fraction of its group's.
     pub(super) fn weight(&self, id: ClientId) -> u64 {
         self.clients.get(&id).map_or(WEIGHT_UNIT, |client| self.weight_of(client))
     }
@@ -347,19 +346,19 @@ impl FairQueue {
         self.groups.get(&group).map_or(0, |group| group.round)
     }
 
-    /// Seats of all clients in the group of this one.
-    pub(super) fn num_seats_of_group(&self, id: ClientId) -> usize {
-        self.groups.get(&self.group(id)).map_or(0, |group| group.num_seats)
+    /// Permits of all clients in the group of this one.
+    pub(super) fn num_permits_of_group(&self, id: ClientId) -> usize {
+        self.groups.get(&self.group(id)).map_or(0, |group| group.num_permits)
     }
 
-    pub(super) fn take_seats(&mut self, id: ClientId, num_seats: usize) {
+    pub(super) fn take_permits(&mut self, id: ClientId, num_permits: usize) {
         self.clients.entry(id).or_default();
-        self.change(id, |client| client.num_seats += num_seats);
+        self.change(id, |client| client.num_permits += num_permits);
         self.accounts(id, |account| account.lifted = 0);
     }
 
-    pub(super) fn leave_seats(&mut self, id: ClientId, num_seats: usize) {
-        self.change(id, |client| client.num_seats -= num_seats);
+    pub(super) fn release_permits(&mut self, id: ClientId, num_permits: usize) {
+        self.change(id, |client| client.num_permits -= num_permits);
     }
 
     /// Changes the accounts of the client and of its group.
@@ -382,31 +381,31 @@ impl FairQueue {
         }
     }
 
-    /// The client waits again for what it had: it has the claim that it had before, up to `most`. Without it, a client
-    /// whose sequence is preempted again and again would wait as long as if it had just come each time.
+    /// The client waits again for its former service: it regains its earlier claim, up to `most`. Otherwise a client
+    /// whose sequence is preempted repeatedly would wait each time as if it were new.
     pub(super) fn restore_claim(&mut self, id: ClientId, most: u64) {
         self.accounts(id, |account| account.restore(most));
     }
 
-    /// The group has had this much of the time of a step.
+    /// The group has used this much time of a step.
     pub(super) fn charge_round(&mut self, group: ClientId, cost: u64) {
         if let Some(group) = self.groups.get_mut(&group) {
             group.round = group.round.saturating_add(cost / u64::from(group.weight.0));
         }
     }
 
-    /// A step begins in which nobody is left out.
+    /// A step begins without a skipped client.
     pub(super) fn begin_round(&mut self) {
         self.groups.values_mut().for_each(|group| group.round = 0);
         self.round_start = 0;
     }
 
-    /// A step begins in which others are left out for clients that had this at least.
+    /// A step begins in which others are skipped for clients that had at least this.
     pub(super) fn go_on_with_round(&mut self, smallest: u64) {
         self.round_start = smallest;
     }
 
-    /// The step is planned, and these clients wanted more of it than they got. Those that did not are lifted to
+    /// The step is planned, and these clients needed more of it than they got. Those that did not are lifted to
     /// them.
     pub(super) fn settle(&mut self, is_short: impl Fn(ClientId) -> bool) {
         let mut members: BTreeMap<ClientId, Vec<(u64, bool)>> = BTreeMap::new();
@@ -443,23 +442,23 @@ impl FairQueue {
     }
 
     /// Checks the counts against the sequences.
-    pub(super) fn check(&self, num_seats: impl Fn(ClientId) -> usize) -> Result<(), String> {
+    pub(super) fn check(&self, num_permits: impl Fn(ClientId) -> usize) -> Result<(), String> {
         for (id, client) in &self.clients {
-            if client.num_seats != num_seats(*id) {
-                return Err(format!("{id:?} has {} seats, not {}", num_seats(*id), client.num_seats));
+            if client.num_permits != num_permits(*id) {
+                return Err(format!("{id:?} has {} permits, not {}", num_permits(*id), client.num_permits));
             }
         }
         let active = self.clients.values().filter(|client| client.is_active());
         let mut groups: BTreeMap<ClientId, (usize, usize)> = BTreeMap::new();
         for client in active {
-            let (num_active, num_seats) = groups.entry(client.group).or_default();
-            (*num_active, *num_seats) = (*num_active + 1, *num_seats + client.num_seats);
+            let (num_active, num_permits) = groups.entry(client.group).or_default();
+            (*num_active, *num_permits) = (*num_active + 1, *num_permits + client.num_permits);
         }
         for (id, group) in &self.groups {
             let counted = groups.remove(id).unwrap_or_default();
-            if counted != (group.num_active, group.num_seats) {
+            if counted != (group.num_active, group.num_permits) {
                 return Err(format!(
-                    "{id:?} has {counted:?} clients with sequences and seats, not {group:?}"
+                    "{id:?} has {counted:?} clients with sequences and permits, not {group:?}"
                 ));
             }
         }
@@ -507,9 +506,9 @@ mod tests {
         assert_eq!((served[&A], served[&B]), (100, 300));
     }
 
-    /// Three names within a key, beside another key.
+    /// Three names within a key, alongside another key.
     #[test]
-    fn names_share_the_part_of_their_key() {
+    fn names_divide_the_share_of_their_key() {
         const KEY: ClientId = ClientId(9);
         let mut queue = FairQueue::default();
         for id in 1..=4 {
@@ -525,14 +524,14 @@ mod tests {
             *served.entry(next.0).or_insert(0) += 1;
         }
         assert_eq!(served, BTreeMap::from([(1, 100), (2, 100), (3, 100), (4, 300)]));
-        // Of two that are left of the key, each has a half of its part.
+        // Of the key's two remaining clients, each has half of its weight.
         queue.remove(ClientId(3), 0, SeqId(3));
         assert_eq!(queue.weight(ClientId(1)), WEIGHT_UNIT / 2);
         assert_eq!(queue.active_weight(), 2 * WEIGHT_UNIT);
         assert!(queue.check(|_| 0).is_ok());
     }
 
-    /// A key whose 80 names all wait, each for long, beside another key that comes now and then.
+    /// A key whose 80 names all wait, each for long, alongside another key that comes now and then.
     #[test]
     fn names_that_wait_do_not_pass_another_key() {
         const KEY: ClientId = ClientId(1_000);
@@ -554,10 +553,10 @@ mod tests {
             since += 1;
             assert!(since < 3 || client != ClientId(0), "{since} were served before it");
             queue.remove(client, 0, queue.first(client).unwrap());
-            queue.take_seats(client, 1);
+            queue.take_permits(client, 1);
             queue.charge(client, 60 * OUTPUT_TOKEN);
             queue.settle(|_| false);
-            queue.leave_seats(client, 1);
+            queue.release_permits(client, 1);
             if client != ClientId(0) {
                 come(&mut queue, next);
             }
@@ -565,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_away_has_no_credit_and_keeps_what_is_owed() {
+    fn an_idle_client_has_no_credit_and_keeps_its_debt() {
         let mut queue = queue(1);
         queue.remove(B, 0, SeqId(2));
         queue.charge(A, 100 * OUTPUT_TOKEN);
@@ -574,7 +573,7 @@ mod tests {
         assert_eq!(counter(&queue, B), counter(&queue, A), "B was away while A was served");
         queue.push(B, 0, SeqId(3));
         queue.charge(B, 7 * OUTPUT_TOKEN);
-        // Leaving does not clear what B has had beyond A.
+        // Leaving does not clear B's lead in service over A.
         queue.remove(B, 0, SeqId(3));
         queue.settle(|_| false);
         queue.welcome(B, B, Weight::default());
@@ -582,11 +581,11 @@ mod tests {
     }
 
     #[test]
-    fn who_gets_all_it_wants_saves_nothing() {
+    fn a_satisfied_client_saves_nothing() {
         let mut queue = queue(1);
-        // B runs a sequence and wants no more; A waits and is served much.
+        // B runs a sequence and needs no more; A waits and is served much.
         queue.remove(B, 0, SeqId(2));
-        queue.take_seats(B, 1);
+        queue.take_permits(B, 1);
         queue.charge(A, 1_000 * OUTPUT_TOKEN);
         queue.settle(|_| false);
         assert_eq!(counter(&queue, B), counter(&queue, A));
@@ -597,11 +596,11 @@ mod tests {
     }
 
     #[test]
-    fn who_loses_its_seat_has_its_claim_back() {
+    fn a_client_that_loses_its_permit_has_its_claim_back() {
         let mut queue = queue(1);
         queue.charge(A, 10 * OUTPUT_TOKEN);
         queue.remove(B, 0, SeqId(2));
-        queue.take_seats(B, 1);
+        queue.take_permits(B, 1);
         queue.settle(|_| false);
         queue.charge(B, OUTPUT_TOKEN);
         queue.charge(A, 10 * OUTPUT_TOKEN);
@@ -612,9 +611,9 @@ mod tests {
         assert_eq!(counter(&queue, B), OUTPUT_TOKEN, "what B was served stays counted");
         queue.restore_claim(B, u64::MAX);
         assert_eq!(counter(&queue, B), OUTPUT_TOKEN, "once");
-        // No more than it takes, however long B had its seat.
+        // No more than it takes, however long B had its permit.
         queue.remove(B, 0, SeqId(2));
-        queue.take_seats(B, 1);
+        queue.take_permits(B, 1);
         queue.settle(|_| false);
         queue.restore_claim(B, 3 * OUTPUT_TOKEN);
         assert_eq!(counter(&queue, B) + 3 * OUTPUT_TOKEN, counter(&queue, A));
@@ -622,7 +621,7 @@ mod tests {
 
     /// Of eight that wait, each is a new client: a crowd of addresses or names, one for each request.
     #[test]
-    fn newcomers_do_not_pass_one_that_stays() {
+    fn new_clients_do_not_overtake_one_that_stays() {
         const NUM_WAITING: u64 = 8;
         let mut queue = FairQueue::default();
         let (light, mut next) = (ClientId(0), 1);
@@ -639,13 +638,13 @@ mod tests {
         for _ in 0..10_000 {
             let client = queue.in_order().into_iter().find(|id| queue.first(*id).is_some()).unwrap();
             let sequence = queue.first(client).unwrap();
-            // What is served of a request begins before it ends.
+            // A request is served before it ends.
             queue.remove(client, 0, sequence);
-            queue.take_seats(client, 1);
+            queue.take_permits(client, 1);
             queue.charge(client, 60 * OUTPUT_TOKEN);
             queue.begin_round();
             queue.settle(|_| false);
-            queue.leave_seats(client, 1);
+            queue.release_permits(client, 1);
             waited += 1;
             if client == light {
                 (waited, longest) = (0, longest.max(waited));

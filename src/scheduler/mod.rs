@@ -1,9 +1,8 @@
-//! Decides what each step computes.
+//! Plans each step.
 //!
-//! There is no prefill phase and no decode phase: a sequence has tokens of which
-//! `num_computed_tokens` are in the cache, and a step computes some of the others. `step.rs` decides which,
-//! fairly to each client. Whose seats or blocks are taken is computed again later, for the most part from the
-//! prefix cache.
+//! There is no prefill phase and no decode phase: `num_computed_tokens` of a sequence's tokens are in the cache, and a
+//! step computes some of the others. `step.rs` selects them, fairly to each client. A preempted sequence is computed
+//! again later, for the most part from the prefix cache.
 //!
 //! The scheduler is pure: it sees numbers, not tensors, text, parameters or clocks. Its promise is that
 //! no decision it makes can change a token, only when it is computed.
@@ -21,12 +20,12 @@ mod turns;
 use std::collections::HashMap;
 
 pub use fair_queue::{ClientId, Weight};
-pub use output::{BlockCopy, ScheduledRow, SchedulerOutput};
+pub use output::{BlockCopy, PlannedSequence, SchedulerOutput};
 pub use prefix_miss::PrefixMiss;
 pub use sequence::{SeqId, Sequence, SequenceSpec, SequenceStatus};
 
 use self::fair_queue::{FairQueue, OUTPUT_TOKEN};
-use self::pace::{Load, Pace, Queued, StepTime};
+use self::pace::{Load, Pace, StepTime, UntimedSteps};
 use self::sequence::Tokens;
 use crate::config::EngineConfig;
 use crate::kv_cache::{BlockHasher, BlockPool, CacheEvent};
@@ -52,20 +51,22 @@ pub struct Scheduler {
     queue: FairQueue,
     /// In order of admission.
     running: Vec<SeqId>,
-    /// Forks that will start when a running leader's prompt is computed: they have a seat already.
-    num_reserved_seats: usize,
-    /// Whether rows may be continued before their tokens are known.
-    may_look_ahead: bool,
-    /// Steps have drafted tokens only if they have no more than so many tokens.
+    /// Forks that will start when a running leader's prompt is computed: they have a permit already.
+    num_reserved_permits: usize,
+    /// Whether steps may be queued before tokens are read.
+    async_scheduling: bool,
+    /// Whether the model may draft after the next step; none if it never does.
+    model_may_draft: Option<bool>,
+    /// Steps have drafted tokens only if they have no more than this many tokens.
     max_drafted_step: usize,
-    /// What steps take, where anybody tells.
+    /// The time of steps, if it is measured.
     pace: Option<Pace>,
-    /// What a step with one token takes, if that is known before any.
+    /// The time of a step with one token, if it was measured before the first request.
     step_seconds: Option<f64>,
     /// Steps that may still be computed.
-    queued: Queued,
-    /// Those that the runner has continued: the next step is theirs.
-    continued: Vec<SeqId>,
+    untimed: UntimedSteps,
+    /// The sequences of the queued step: they are the next plan.
+    queued_step: Vec<SeqId>,
     next_id: u64,
     stats: SchedulerStats,
 }
@@ -73,7 +74,7 @@ pub struct Scheduler {
 impl Scheduler {
     /// A scheduler without sequences, whose block hashes are computed under `hash_key`. The limits are
     /// valid (see [`EngineConfig::validate`]): a sequence of the greatest length fits into the cache, and
-    /// a step has room for a token of every sequence.
+    /// a step holds a token of every sequence.
     #[must_use]
     pub fn new(config: EngineConfig, hash_key: u64) -> Self {
         Self {
@@ -82,25 +83,45 @@ impl Scheduler {
             sequences: HashMap::new(),
             queue: FairQueue::default(),
             running: Vec::new(),
-            num_reserved_seats: 0,
-            may_look_ahead: false,
+            num_reserved_permits: 0,
+            async_scheduling: false,
+            model_may_draft: None,
             max_drafted_step: usize::MAX,
             pace: None,
             step_seconds: None,
-            queued: Queued::default(),
-            continued: Vec::new(),
+            untimed: UntimedSteps::default(),
+            queued_step: Vec::new(),
             next_id: 0,
             stats: SchedulerStats::default(),
             config,
         }
     }
 
-    /// Plans for a runner that can [look ahead](SchedulerOutput::looks_ahead).
-    pub fn look_ahead(&mut self) {
-        self.may_look_ahead = true;
+    /// Plans for a runner with [async scheduling](SchedulerOutput::may_queue_next).
+    pub fn enable_async_scheduling(&mut self) {
+        self.async_scheduling = true;
     }
 
-    /// Bounds prompts from now on by the time that steps take while others generate: whoever calls this tells it by
+    /// Whether the model may draft after the next step, and not only if that has a prompt. It waits for the tokens of such a
+    /// step, so the one after it is not queued.
+    pub fn set_model_may_draft(&mut self, may_draft: bool) {
+        self.model_may_draft = Some(may_draft);
+    }
+
+    /// Whether the model may draft after the step of this plan: not if that was queued, without its MTP block.
+    #[must_use]
+    pub fn may_draft_after(&self, plan: &SchedulerOutput) -> bool {
+        let has_prompt = |planned: &PlannedSequence| {
+            let sequence = self.sequences.get(&planned.seq);
+            sequence.is_some_and(|sequence| planned.start < sequence.num_prompt_tokens)
+        };
+        !plan.is_queued
+            && self
+                .model_may_draft
+                .is_some_and(|may_draft| may_draft || plan.sequences.iter().any(has_prompt))
+    }
+
+    /// From now on, bounds prompts by the time that steps take while others generate. The caller reports it by
     /// [`learn`](Self::learn).
     pub fn keep_pace(&mut self) {
         let mut pace = Pace::new(self.config.step_cost);
@@ -110,68 +131,69 @@ impl Scheduler {
         self.pace = Some(pace);
     }
 
-    /// Hears before [`keep_pace`](Self::keep_pace) what a step with one token took when nobody was here yet.
+    /// Receives, before [`keep_pace`](Self::keep_pace), the time of a step with one token without load.
     pub fn expect_steps(&mut self, seconds: f64) {
         self.step_seconds = Some(seconds).filter(|seconds| seconds.is_finite() && *seconds > 0.0);
     }
 
-    /// Hears that the step of this plan was given to a device that may still compute it. What it takes shows in the step that
-    /// is waited for next.
+    /// Records that the step of this plan was queued on a device that may still compute it. Its time shows in the next
+    /// step that is waited for.
     pub fn note_queued(&mut self, plan: &SchedulerOutput) {
-        self.queued.add(plan);
+        self.untimed.add(plan);
     }
 
-    /// Hears that nobody knows what the steps took that were queued.
+    /// Receives that the time of the queued steps is unknown.
     pub fn forget_queued(&mut self) {
-        self.queued = Queued::default();
+        self.untimed = UntimedSteps::default();
     }
 
-    /// Hears that the step of this plan and those that were queued before it took so many seconds.
+    /// Receives the time of the step of this plan and of those that were queued before it, in seconds.
     pub fn learn(&mut self, plan: &SchedulerOutput, seconds: f64) {
-        let Queued { load, num_steps } = self.queued.with(plan);
-        self.queued = Queued::default();
+        let UntimedSteps { load, num_steps } = self.untimed.with(plan);
+        self.untimed = UntimedSteps::default();
         if let Some(pace) = &mut self.pace {
             pace.learn(load, num_steps, seconds);
         }
     }
 
-    /// Hears that a step waited so many seconds for the sequence's constraint. All wait for that, so it is the client's
-    /// time as the step is. What is dear once is expected to be dear again, and less so each time.
+    /// Records that a step waited this many seconds for the sequence's constraint. All sequences wait for it, so it
+    /// counts as the client's time, like a step. An expensive constraint is expected to stay expensive, with a decaying
+    /// weight.
     pub fn learn_constraint(&mut self, id: SeqId, seconds: f64) {
         if let Some(sequence) = self.sequences.get_mut(&id) {
             sequence.constraint_seconds = seconds.max(sequence.constraint_seconds / 2.0);
         }
     }
 
-    /// The sequence, which runs or waits, takes part in no step until it is [released](Self::release): what may come next
-    /// is not known yet. It keeps its seat and its blocks while nobody needs them. One that waits is not in the queue
-    /// meanwhile, so others pass it.
+    /// Holds the sequence, running or waiting: steps skip it until it is [released](Self::release), because its allowed
+    /// next tokens are not known yet. It keeps its permit and its blocks while no other sequence needs them. A waiting
+    /// one leaves the queue meanwhile, so others pass it.
     pub fn hold(&mut self, id: SeqId) {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
-        if !std::mem::replace(&mut sequence.is_held, true) && sequence.wants_seat() {
+        if !std::mem::replace(&mut sequence.is_held, true) && sequence.awaits_permit() {
             self.queue.hold(sequence.client, sequence.priority, id);
         }
     }
 
-    /// The sequence takes part in steps again.
+    /// Steps schedule the sequence again.
     pub fn release(&mut self, id: SeqId) {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
-        if std::mem::take(&mut sequence.is_held) && sequence.wants_seat() {
+        if std::mem::take(&mut sequence.is_held) && sequence.awaits_permit() {
             self.queue.release(sequence.client, sequence.priority, id);
         }
     }
 
-    /// What a step takes, as far as that is known.
+    /// The time of a step, as far as it is known.
     fn step_time(&self) -> StepTime {
         self.pace.as_ref().map_or_else(|| StepTime::expected(self.config.step_cost), Pace::step_time)
     }
 
-    /// Keeps a record from now on of what can be found in the prefix cache and what no longer.
+    /// Starts to record which blocks enter and leave the prefix cache.
     pub fn record_cache_events(&mut self) {
         self.pool.record_events(self.hasher.root(None));
     }
 
-    /// Takes what was recorded since the last time.
+    /// Takes the events since the last call.
     pub fn take_cache_events(&mut self) -> Vec<CacheEvent> {
         self.pool.take_events()
     }
@@ -225,21 +247,21 @@ impl Scheduler {
     /// Records that a row was computed and that `new_token_ids` follow it: none for an incomplete
     /// prompt, one for a normal step, several after a multi-step or as far as a draft was right. Forks are started with
     /// [`start_fork`](Self::start_fork).
-    pub fn advance(&mut self, row: &ScheduledRow, new_token_ids: &[u32]) {
-        let Some(sequence) = self.sequences.get_mut(&row.seq) else { return };
+    pub fn advance(&mut self, planned: &PlannedSequence, new_token_ids: &[u32]) {
+        let Some(sequence) = self.sequences.get_mut(&planned.seq) else { return };
         sequence.extend(new_token_ids);
-        // The last new token has been sampled, but not computed. What is left of a draft is written over.
-        let num_given = row.len - row.num_draft_tokens;
-        sequence.num_computed_tokens = row.start + num_given + new_token_ids.len().saturating_sub(1);
+        // The last new token has been sampled, but not computed. The rest of a draft is overwritten.
+        let num_given = planned.len - planned.num_draft_tokens;
+        sequence.num_computed_tokens = planned.start + num_given + new_token_ids.len().saturating_sub(1);
         self.queue.charge(sequence.client, OUTPUT_TOKEN * new_token_ids.len() as u64);
-        self.publish(row.seq);
+        self.publish(planned.seq);
     }
 
-    /// Records that the runner computes the next token of each row of this plan already, which [looks
-    /// ahead](SchedulerOutput::looks_ahead): the next plan has these rows, as far as their sequences have not ended, and
-    /// no others.
-    pub fn continue_rows(&mut self, plan: &SchedulerOutput) {
-        self.continued.extend(plan.rows.iter().map(|row| row.seq));
+    /// Records that the runner already computes the next token of each row of this plan, as a [queued
+    /// step](SchedulerOutput::may_queue_next): the next plan has exactly these rows, as far as their sequences have not
+    /// ended.
+    pub fn record_queued_step(&mut self, plan: &SchedulerOutput) {
+        self.queued_step.extend(plan.sequences.iter().map(|planned| planned.seq));
     }
 
     /// Starts a fork of `leader`, whose prompt has just been computed: all blocks are shared, and the
@@ -247,7 +269,7 @@ impl Scheduler {
     pub fn start_fork(&mut self, leader: SeqId, fork: SeqId, first_token_id: u32) {
         let Some(source) = self.sequences.get_mut(&leader) else { return };
         source.forks.retain(|id| *id != fork);
-        self.num_reserved_seats -= 1;
+        self.num_reserved_permits -= 1;
         let block_table = source.block_table.clone();
         let block_hashes = source.block_hashes.clone();
         let (num_computed, num_cached) = (source.num_prompt_tokens, source.num_cached_tokens);
@@ -273,8 +295,8 @@ impl Scheduler {
         let Some(sequence) = self.sequences.get(&id) else { return };
         match sequence.status {
             SequenceStatus::Running => {
-                self.num_reserved_seats -= sequence.forks.len();
-                self.queue.leave_seats(sequence.client, sequence.num_seats());
+                self.num_reserved_permits -= sequence.forks.len();
+                self.queue.release_permits(sequence.client, sequence.num_permits());
                 self.running.retain(|other| *other != id);
             }
             SequenceStatus::Waiting | SequenceStatus::Preempted if sequence.is_held => {
@@ -311,7 +333,7 @@ impl Scheduler {
         self.running.len()
     }
 
-    /// Whether any sequence is left.
+    /// Whether there are any sequences.
     #[must_use]
     pub fn has_unfinished(&self) -> bool {
         !self.sequences.is_empty()
@@ -342,12 +364,12 @@ impl Scheduler {
     pub fn check_integrity(&self) -> Result<(), String> {
         let references = self.sequences.values().flat_map(|sequence| sequence.block_table.iter().copied());
         self.pool.check_integrity(references)?;
-        let seats = self.running.iter().map(|id| self.sequences[id].forks.len()).sum::<usize>();
-        if seats != self.num_reserved_seats {
-            return Err(format!("{} seats reserved, but {seats} forks wait", self.num_reserved_seats));
+        let permits = self.running.iter().map(|id| self.sequences[id].forks.len()).sum::<usize>();
+        if permits != self.num_reserved_permits {
+            return Err(format!("{} permits reserved, but {permits} forks wait", self.num_reserved_permits));
         }
-        if self.running.len() + seats > self.config.max_num_seqs {
-            return Err(format!("{} sequences run, {seats} more have a seat", self.running.len()));
+        if self.running.len() + permits > self.config.max_num_seqs {
+            return Err(format!("{} sequences run, {permits} more have a permit", self.running.len()));
         }
         for (client, id) in self.queue.waiting() {
             let sequence = &self.sequences[&id];
@@ -355,16 +377,16 @@ impl Scheduler {
                 return Err(format!("{id:?} waits with blocks, for another client, or although it is held"));
             }
         }
-        let is_held = |sequence: &&Sequence| sequence.is_held && sequence.wants_seat();
+        let is_held = |sequence: &&Sequence| sequence.is_held && sequence.awaits_permit();
         let num_held = self.sequences.values().filter(is_held).count();
         if num_held != self.queue.num_held() {
             return Err(format!("{num_held} sequences are held, not {}", self.queue.num_held()));
         }
-        let num_seats = |client| {
+        let num_permits = |client| {
             let running = self.running.iter().map(|id| &self.sequences[id]);
-            running.filter(|sequence| sequence.client == client).map(Sequence::num_seats).sum()
+            running.filter(|sequence| sequence.client == client).map(Sequence::num_permits).sum()
         };
-        self.queue.check(num_seats)
+        self.queue.check(num_permits)
     }
 
     /// Whether the pool has the blocks for the next `num_tokens` tokens of a running sequence.
@@ -395,7 +417,7 @@ impl Scheduler {
         copy
     }
 
-    /// The place in the block table of a partly filled block that others also use. Full blocks are
+    /// The index in the block table of a partly filled block that others also use. Full blocks are
     /// never written again, so only the one that the next token goes to can need a copy.
     fn shared_block(&self, sequence: &Sequence) -> Option<usize> {
         let index = sequence.num_computed_tokens / self.config.block_size;
@@ -448,7 +470,7 @@ impl Scheduler {
         }
     }
 
-    /// Offers the sequence's newly filled blocks to everybody else.
+    /// Publishes the sequence's newly filled blocks.
     fn publish(&mut self, id: SeqId) {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
         if !self.config.enable_prefix_caching {
@@ -478,8 +500,8 @@ impl Scheduler {
             let before = sequence.forks.len();
             sequence.forks.retain(|id| *id != fork);
             if sequence.forks.len() < before && sequence.status == SequenceStatus::Running {
-                self.num_reserved_seats -= 1;
-                self.queue.leave_seats(sequence.client, 1);
+                self.num_reserved_permits -= 1;
+                self.queue.release_permits(sequence.client, 1);
             }
         }
     }

@@ -1,39 +1,39 @@
-//! What a step takes, learned from steps: a time of its own, one for each row that generates, and one for each token of
-//! a prompt.
+//! The time of a step, learned from steps: a fixed time, one for each decoding row, and one for each prompt token.
 //!
-//! From it follows who may be left out of a step (`turns.rs`), and a budget of prefill tokens: while some generate, prompts
-//! of others are computed in chunks so small that a step takes no more than a few times what theirs alone would take.
+//! It decides which clients may be skipped in a step (`turns.rs`), and a budget of prefill tokens: while some sequences
+//! decode, prompts of others are computed in chunks so small that a step takes at most a few times the time of the
+//! decoding ones alone.
 
 use super::fair_queue::{OUTPUT_TOKEN, PROMPT_TOKEN};
-use super::{ClientId, ScheduledRow, SchedulerOutput};
+use super::{ClientId, PlannedSequence, SchedulerOutput};
 
-/// Of what is known from earlier steps, what counts after one more.
+/// The decay of earlier steps' weight with each further step.
 const MEMORY: f64 = 0.97;
 
-/// How much what was expected weighs beside what was seen, where steps were much alike.
+/// The weight of the expectation against measurements, where steps were much alike.
 const DOUBT: f64 = 1e-3;
 
-/// The fewest tokens of a chunk: a prompt gets on in any case.
-const SMALLEST_PIECE: usize = 16;
+/// The fewest tokens of a chunk: every prompt makes progress.
+const MIN_CHUNK: usize = 16;
 
 /// A step is so long that a client with its share of the machine keeps a quarter of the speed that its share would give.
 const SLOWDOWN: f64 = 4.0;
 
-/// Beside rows of which there are many, prompts may take this part of the time that these take.
-const PROMPTS_BESIDE_ROWS: f64 = 0.5;
+/// With many decoding sequences, prompts may take this fraction of their time.
+const PREFILL_TIME_RATIO: f64 = 0.5;
 
-/// While several clients come and go, prompts of a step take no longer than this, in seconds, or than so many times the step's
-/// own time: whoever comes next waits for the step that is under way.
+/// While several clients come and go, the prompts of a step take at most this time, in seconds, or this multiple of the
+/// step's fixed time: a new request waits for the current step.
 const CHUNK_SECONDS: f64 = 0.004;
 const CHUNK_STEPS: f64 = 16.0;
 
-/// Clients come and go if the requests of so many seconds of steps were not all of one.
+/// Clients come and go if the requests of this many seconds of steps were not all of one.
 const CHANGE_SECONDS: f64 = 10.0;
 
-/// What a step takes, in seconds or any other unit.
+/// The terms of a step's time, in seconds or any other unit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct StepTime {
-    /// Whatever is in it.
+    /// The fixed time.
     pub(super) own: f64,
     /// For each row that generates.
     pub(super) row: f64,
@@ -42,27 +42,27 @@ pub(super) struct StepTime {
 }
 
 impl StepTime {
-    /// What is expected before steps were seen: the step's own time in rows.
+    /// The expectation before any step: the step's fixed time in rows.
     pub(super) fn expected(step_cost: usize) -> Self {
         Self { own: step_cost as f64, row: 1.0, prompt_token: PROMPT_TOKEN as f64 / OUTPUT_TOKEN as f64 }
     }
 
-    /// The time of these beside the step's own.
+    /// Their time, without the step's own.
     pub(super) fn of(self, load: Load) -> f64 {
         self.row * load.num_rows as f64 + self.prompt_token * load.num_prompt_tokens as f64
     }
 
-    /// The most tokens of prompts in a step with `all` these rows that generate, for a client with this part of all weights
-    /// that has `own` of them.
+    /// The maximum prompt tokens of a step with `all` these decoding rows, for a client with this fraction of all
+    /// weights that has `own` of them.
     fn max_prompt_tokens(self, part: f64, own: usize, all: usize) -> usize {
         let time = |num_rows| self.own + self.row * num_rows as f64;
         let spare = SLOWDOWN / part.clamp(1e-6, 1.0) * time(own) - time(all);
-        let most = spare.max(PROMPTS_BESIDE_ROWS * time(all)) / self.prompt_token.max(f64::MIN_POSITIVE);
-        (most as usize).max(SMALLEST_PIECE)
+        let most = spare.max(PREFILL_TIME_RATIO * time(all)) / self.prompt_token.max(f64::MIN_POSITIVE);
+        (most as usize).max(MIN_CHUNK)
     }
 }
 
-/// What there is in a step.
+/// The contents of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Load {
     pub(super) num_rows: usize,
@@ -70,21 +70,21 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// As much of it as there is room for.
+    /// As much of it as fits.
     pub(super) fn within(self, num_tokens: usize) -> Self {
         let num_rows = self.num_rows.min(num_tokens);
         Self { num_rows, num_prompt_tokens: self.num_prompt_tokens.min(num_tokens - num_rows) }
     }
 
-    /// Of a planned row. A drafted token takes what a row takes.
-    pub(super) fn of_row(row: &ScheduledRow) -> Self {
-        match row.num_draft_tokens {
-            0 => Self::of(row.len),
-            _ => Self { num_rows: row.len, num_prompt_tokens: 0 },
+    /// The contents of a planned sequence. A drafted token takes the time of a row.
+    pub(super) fn of_sequence(planned: &PlannedSequence) -> Self {
+        match planned.num_draft_tokens {
+            0 => Self::of(planned.len),
+            _ => Self { num_rows: planned.len, num_prompt_tokens: 0 },
         }
     }
 
-    /// Of a row with so many tokens, none of them drafted.
+    /// Of a sequence with this many tokens, none of them drafted.
     pub(super) fn of(len: usize) -> Self {
         match len {
             0 => Self::default(),
@@ -109,18 +109,18 @@ impl std::iter::Sum for Load {
     }
 }
 
-/// What there is in some steps together.
+/// The sums over some steps.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Queued {
+pub(super) struct UntimedSteps {
     pub(super) load: Load,
     pub(super) num_steps: usize,
 }
 
-impl Queued {
+impl UntimedSteps {
     /// And in another one.
     pub(super) fn add(&mut self, plan: &SchedulerOutput) {
         let num_steps = plan.num_steps.max(1);
-        let load: Load = plan.rows.iter().map(Load::of_row).sum();
+        let load: Load = plan.sequences.iter().map(Load::of_sequence).sum();
         self.num_steps += num_steps;
         self.load.num_rows += load.num_rows * num_steps;
         self.load.num_prompt_tokens += load.num_prompt_tokens * num_steps;
@@ -137,19 +137,19 @@ impl Queued {
 #[derive(Debug)]
 pub(super) struct Pace {
     expected: StepTime,
-    products: [[f64; 3]; 3],
+    gram: [[f64; 3]; 3],
     seconds: [f64; 3],
-    /// Who came last, and the seconds of steps since that was somebody else.
+    /// The last client, and the seconds of steps since that was another one.
     last_client: Option<ClientId>,
     since_change: f64,
 }
 
 impl Pace {
-    /// Knows nothing but what a step is expected to take of its own, in rows.
+    /// Starts from the expected fixed time of a step alone, in rows.
     pub(super) fn new(step_cost: usize) -> Self {
         Self {
             expected: StepTime::expected(step_cost),
-            products: [[0.0; 3]; 3],
+            gram: [[0.0; 3]; 3],
             seconds: [0.0; 3],
             last_client: None,
             since_change: f64::INFINITY,
@@ -181,29 +181,29 @@ impl Pace {
         }
         let time = self.step_time();
         let most = (CHUNK_STEPS * time.own).max(CHUNK_SECONDS) / time.prompt_token.max(f64::MIN_POSITIVE);
-        (most as usize).max(SMALLEST_PIECE)
+        (most as usize).max(MIN_CHUNK)
     }
 
     /// Some steps of this load together took this long.
     pub(super) fn learn(&mut self, load: Load, num_steps: usize, seconds: f64) {
-        // In parts of its time: long steps are not to drown what short ones say.
+        // Relative to its time: long steps must not outweigh short ones.
         let seconds = seconds.max(1e-9);
         self.since_change += seconds;
         let steps = [num_steps, load.num_rows, load.num_prompt_tokens];
         let step = steps.map(|part| part as f64 / seconds);
-        for (i, row) in self.products.iter_mut().enumerate() {
-            for (j, product) in row.iter_mut().enumerate() {
-                *product = *product * MEMORY + step[i] * step[j];
+        for (i, row) in self.gram.iter_mut().enumerate() {
+            for (j, entry) in row.iter_mut().enumerate() {
+                *entry = *entry * MEMORY + step[i] * step[j];
             }
             self.seconds[i] = self.seconds[i] * MEMORY + step[i];
         }
     }
 
-    /// What a step takes: what was expected, in the unit that fits what was seen, and what steps were different from that.
-    /// Where steps are too much alike to tell its parts, these are as expected.
+    /// The terms of a step's time: the expected ones, in the unit that fits the measurements, plus their deviations.
+    /// Where steps are too similar to separate the terms, they stay as expected.
     pub(super) fn step_time(&self) -> StepTime {
         let expected = [self.expected.own, self.expected.row, self.expected.prompt_token];
-        let times = |vector: [f64; 3]| self.products.map(|row| dot(row, vector));
+        let times = |vector: [f64; 3]| self.gram.map(|row| dot(row, vector));
         let squared = dot(expected, times(expected));
         if squared <= 0.0 {
             return self.expected;
@@ -212,11 +212,11 @@ impl Pace {
         let expected = expected.map(|part| scale * part);
         let seen = times(expected);
         let rest: [f64; 3] = std::array::from_fn(|i| self.seconds[i] - seen[i]);
-        let mut products = self.products;
-        // Nothing was seen of what has no square, and nothing is different then.
-        (0..3).for_each(|i| products[i][i] += DOUBT * products[i][i] + f64::MIN_POSITIVE);
-        let different = solve(products, rest).unwrap_or_default();
-        // Noise that makes a part vanish is no time.
+        let mut gram = self.gram;
+        // A term without measurements has no deviation.
+        (0..3).for_each(|i| gram[i][i] += DOUBT * gram[i][i] + f64::MIN_POSITIVE);
+        let different = solve(gram, rest).unwrap_or_default();
+        // Noise that makes a term negative counts as zero.
         let part = |i: usize| (expected[i] + different[i]).max(1e-3 * expected[i]);
         StepTime { own: part(0), row: part(1), prompt_token: part(2) }
     }
@@ -247,8 +247,8 @@ fn solve(mut matrix: [[f64; 3]; 3], mut right: [f64; 3]) -> Option<[f64; 3]> {
     solution.iter().all(|part| part.is_finite()).then_some(solution)
 }
 
-/// The most tokens of prompts in a step: the smallest bound for the sake of anybody who generates in it, and the smallest
-/// one for the sake of others than that client. For their own sake nobody's prompts are bounded.
+/// The most tokens of prompts in a step: the smallest bound of a client that generates in it, and the smallest one of
+/// another client than that. A client's own bound does not limit its prompts.
 #[derive(Debug, Default)]
 pub(super) struct PromptBounds {
     first: Option<(ClientId, usize)>,
@@ -256,7 +256,7 @@ pub(super) struct PromptBounds {
 }
 
 impl PromptBounds {
-    /// Of a step in which each of these clients, with its part of all weights, has so many rows that generate.
+    /// A step in which each of these clients, with its fraction of all weights, has this many decoding sequences.
     pub(super) fn new(time: StepTime, clients: impl Iterator<Item = (ClientId, f64, usize)> + Clone) -> Self {
         let all = clients.clone().map(|(_, _, num_rows)| num_rows).sum();
         let mut bounds = Self::default();
@@ -309,9 +309,9 @@ mod tests {
         // Half of the weights: eight times four, less the step with its ten rows.
         assert_eq!(time.max_prompt_tokens(0.5, 1, 10), 2 * (32 - 13));
         assert_eq!(time.max_prompt_tokens(1.0, 1, 1), 2 * (16 - 4));
-        // Rows that take as long leave a part for prompts.
+        // Rows that take as long leave a fraction for prompts.
         assert_eq!(time.max_prompt_tokens(0.5, 1, 97), 100);
-        assert_eq!(StepTime { prompt_token: 5.0, ..time }.max_prompt_tokens(0.5, 1, 10), SMALLEST_PIECE);
+        assert_eq!(StepTime { prompt_token: 5.0, ..time }.max_prompt_tokens(0.5, 1, 10), MIN_CHUNK);
     }
 
     #[test]
@@ -326,11 +326,11 @@ mod tests {
         pace.welcome(ClientId(1));
         (0..100).for_each(|_| step(&mut pace, 1e-3));
         pace.welcome(ClientId(1));
-        assert_eq!(pace.max_chunk(), usize::MAX, "for its own sake nobody's prompts are divided");
+        assert_eq!(pace.max_chunk(), usize::MAX, "a client's own bound does not divide its prompts");
         pace.welcome(ClientId(2));
         // Sixteen times a step's own time.
         assert!((14..=18).contains(&pace.max_chunk()), "{}", pace.max_chunk());
-        // Where a step takes next to nothing of its own, a few milliseconds.
+        // With a small fixed time, a few milliseconds.
         let mut quick = Pace::new(4);
         for num_prompt_tokens in [1, 50, 100, 200].repeat(100) {
             quick.learn(Load { num_rows: 0, num_prompt_tokens }, 1, 1e-6 + 1e-4 * num_prompt_tokens as f64);
@@ -338,9 +338,9 @@ mod tests {
         quick.welcome(ClientId(1));
         quick.welcome(ClientId(2));
         assert!((35..=45).contains(&quick.max_chunk()), "{}", quick.max_chunk());
-        // Steps of which each takes long of its own are not made of small chunks, which would cost too much.
+        // Steps with a large fixed time are not made of small chunks, which would cost too much.
         (0..4).for_each(|_| step(&mut pace, 1e-2));
-        assert!(pace.max_chunk() >= SMALLEST_PIECE);
+        assert!(pace.max_chunk() >= MIN_CHUNK);
         pace.welcome(ClientId(2));
         (0..10).for_each(|_| step(&mut pace, 1e-2));
         assert_eq!(pace.max_chunk(), usize::MAX, "the other one is gone");
@@ -350,7 +350,7 @@ mod tests {
     fn the_time_of_steps_is_learned_and_followed() {
         let mut pace = Pace::new(4);
         assert_eq!(pace.step_time(), StepTime { own: 4.0, row: 1.0, prompt_token: 0.5 });
-        // Steps that are alike say how long they take, and nothing of their parts.
+        // Similar steps give their total time, but not its terms.
         for _ in 0..100 {
             pace.learn(Load { num_rows: 2, num_prompt_tokens: 8 }, 1, 1.0);
         }

@@ -7,7 +7,7 @@ use crate::kv_cache::BlockMiss;
 pub enum PrefixMiss {
     /// There is no prefix cache.
     Disabled,
-    /// Something is wanted of every prompt token, so every one is computed.
+    /// Every prompt token has a report, so every one is computed.
     PromptLogits,
     /// There is no full block before the last token. That token is always computed, since its logits are
     /// needed.
@@ -18,7 +18,7 @@ pub enum PrefixMiss {
     Block {
         /// Position of the block's first token; a multiple of the block size.
         start: usize,
-        /// What the cache knows of it.
+        /// The cache's knowledge of it.
         reason: BlockMiss,
     },
 }

@@ -1,4 +1,4 @@
-//! Blocks of a waiting sequence that somebody else has the contents of: they become free blocks that can be found.
+//! Blocks of a waiting sequence whose contents a tier has: they become free blocks that can be found.
 
 use super::{Scheduler, SeqId};
 use crate::kv_cache::{BlockHash, BlockHasher, BlockId};
@@ -15,11 +15,19 @@ impl Scheduler {
         found.len()
     }
 
-    /// Blocks that can be found and that a step may give to somebody else, the next one first, with their names, those of the
-    /// blocks before them and their tokens.
-    pub fn next_evicted(&self) -> impl Iterator<Item = (BlockId, BlockHash, BlockHash, &[u32])> {
-        let per_step = self.config.max_num_batched_tokens / self.config.block_size + self.config.max_num_seqs;
-        self.pool.next_evicted(per_step)
+    /// Of the `num_blocks` blocks that steps give to others next, those that can be found, the next one first, with their names,
+    /// those of the blocks before them and their tokens.
+    pub fn next_evicted(
+        &self,
+        num_blocks: usize,
+    ) -> impl Iterator<Item = (BlockId, BlockHash, BlockHash, &[u32])> {
+        self.pool.next_evicted(num_blocks)
+    }
+
+    /// Blocks that a step takes at most.
+    #[must_use]
+    pub fn max_blocks_per_step(&self) -> usize {
+        self.config.max_num_batched_tokens / self.config.block_size + self.config.max_num_seqs
     }
 
     /// How often [`next_evicted`](Self::next_evicted) may have changed.
@@ -28,7 +36,7 @@ impl Scheduler {
         self.pool.num_changes()
     }
 
-    /// What names blocks.
+    /// The namer of blocks.
     #[must_use]
     pub fn hasher(&self) -> &BlockHasher {
         &self.hasher
@@ -43,13 +51,13 @@ impl Scheduler {
         }
     }
 
-    /// The block that has these names and tokens, as long as nobody else gets it.
+    /// The block that has these names and tokens, as long as no other sequence gets it.
     #[must_use]
     pub fn find_block(&self, hash: BlockHash, parent: BlockHash, token_ids: &[u32]) -> Option<BlockId> {
         self.pool.lookup(hash, parent, token_ids)
     }
 
-    /// Seconds that computing so many tokens of a prompt adds to what is computed anyway; none before steps were seen.
+    /// Seconds that computing this many tokens of a prompt adds to a step; none before steps were seen.
     #[must_use]
     pub fn prompt_seconds(&self, num_tokens: usize) -> Option<f64> {
         let pace = self.pace.as_ref().filter(|pace| pace.knows_seconds())?;
@@ -58,7 +66,7 @@ impl Scheduler {
         Some(time.own * num_steps as f64 + time.prompt_token * num_tokens as f64)
     }
 
-    /// Blocks that nobody uses.
+    /// Blocks without a user.
     #[must_use]
     pub fn num_free_blocks(&self) -> usize {
         self.pool.num_free()
@@ -98,7 +106,7 @@ impl Scheduler {
 #[cfg(test)]
 mod tests {
     use crate::config::EngineConfig;
-    use crate::scheduler::{ScheduledRow, Scheduler, SchedulerOutput, SeqId};
+    use crate::scheduler::{PlannedSequence, Scheduler, SchedulerOutput, SeqId};
 
     #[test]
     fn what_a_prompt_takes_is_known_from_one_step_or_not_at_all() {
@@ -111,7 +119,8 @@ mod tests {
         };
         assert_eq!(seconds(None), None);
         assert_eq!(seconds(Some(f64::INFINITY)), None);
-        // A step of its own takes eight rows, its row one, and a token of a prompt half a row. A full step is one more.
+        // The fixed time of a step is eight rows, that of a decoding row one, and that of a prompt token half a row. A
+        // full step is one more.
         let found = seconds(Some(9e-3)).unwrap();
         assert!((found - (500e-3 + 8e-3)).abs() < 1e-3, "{found}");
     }
@@ -121,8 +130,8 @@ mod tests {
     fn steps_that_were_queued_count_in_the_next_that_is_waited_for() {
         let plan = |len: usize| {
             let (seq, samples) = (SeqId(1), Vec::new());
-            let row = ScheduledRow { seq, start: 0, len, num_draft_tokens: 0, samples, copy: None };
-            SchedulerOutput { rows: vec![row], num_steps: 1, ..SchedulerOutput::default() }
+            let planned = PlannedSequence { seq, start: 0, len, num_draft_tokens: 0, samples, copy: None };
+            SchedulerOutput { sequences: vec![planned], num_steps: 1, ..SchedulerOutput::default() }
         };
         let mut scheduler = Scheduler::new(EngineConfig::default(), 1);
         scheduler.keep_pace();
@@ -131,7 +140,7 @@ mod tests {
             scheduler.learn(&plan(2_000), 4.0 * 5e-3 + 8_000.0 * 30e-6);
             (0..10).for_each(|_| scheduler.learn(&plan(1), 5e-3));
         }
-        // What is forgotten does not count.
+        // Forgotten blocks do not count.
         scheduler.note_queued(&plan(100_000));
         scheduler.forget_queued();
         scheduler.learn(&plan(1), 5e-3);

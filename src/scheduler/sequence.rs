@@ -1,4 +1,4 @@
-//! One token list that is being generated, as far as scheduling has to know it.
+//! A sequence, as far as scheduling is concerned.
 
 use super::{ClientId, PrefixMiss, Weight};
 use crate::kv_cache::{BlockHash, BlockHasher, BlockId};
@@ -8,12 +8,12 @@ use crate::speculation::Draft;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SeqId(pub u64);
 
-/// Where a sequence stands.
+/// The status of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SequenceStatus {
     /// In the queue, never run.
     Waiting,
-    /// Has blocks and takes part in steps.
+    /// Has blocks and is scheduled in steps.
     Running,
     /// Its blocks were taken; in the queue to be computed again.
     Preempted,
@@ -21,7 +21,7 @@ pub enum SequenceStatus {
     Forking,
 }
 
-/// What a caller gives for a new sequence.
+/// A caller's parameters of a new sequence.
 #[derive(Debug, Clone)]
 pub struct SequenceSpec {
     /// At least one token.
@@ -40,13 +40,13 @@ pub struct SequenceSpec {
     pub client: ClientId,
     /// The client's, or its group's, from now on.
     pub weight: Weight,
-    /// Whose part it has, with others of the same group. One that has a part of its own is its own group.
+    /// The account, shared with others of the same group. A client with its own account is its own group.
     pub group: ClientId,
     /// Of the client's waiting sequences those with the smallest number come first.
     pub priority: i32,
 }
 
-/// Prompt and output, and behind them what is drafted.
+/// Prompt and output, followed by drafted tokens.
 #[derive(Debug)]
 pub(super) struct Tokens {
     all: Vec<u32>,
@@ -97,9 +97,9 @@ pub struct Sequence {
     pub(super) forks: Vec<SeqId>,
     pub(super) prompt_logits: bool,
     pub(super) single_step: bool,
-    /// It takes part in no step: what may come next is not known yet.
+    /// Steps skip it: the allowed next tokens are not known yet.
     pub(super) is_held: bool,
-    /// What steps wait for its constraint, in seconds.
+    /// The wait of steps for its constraint, in seconds.
     pub(super) constraint_seconds: f64,
 }
 
@@ -122,14 +122,14 @@ impl Sequence {
         &self.tokens.chances
     }
 
-    /// Replaces what may follow.
+    /// Replaces the draft.
     pub(super) fn set_draft(&mut self, draft: &Draft) {
         self.tokens.drop_draft();
         self.tokens.all.extend_from_slice(&draft.token_ids);
         self.tokens.chances.extend_from_slice(&draft.chances);
     }
 
-    /// Adds tokens. What was drafted behind those before is of no use any more.
+    /// Adds tokens. The previous draft becomes invalid.
     pub(super) fn extend(&mut self, token_ids: &[u32]) {
         self.tokens.drop_draft();
         self.tokens.all.extend_from_slice(token_ids);
@@ -205,7 +205,7 @@ impl Sequence {
         self.num_preemptions
     }
 
-    /// Where the sequence stands.
+    /// The status of the sequence.
     #[must_use]
     pub fn status(&self) -> SequenceStatus {
         self.status
@@ -217,7 +217,7 @@ impl Sequence {
         self.prompt_logits
     }
 
-    /// Whether it takes part in no step.
+    /// Whether steps skip it.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.is_held
@@ -235,13 +235,13 @@ impl Sequence {
         self.forks.len()
     }
 
-    /// Whether it waits for a seat; in the queue, unless it is held.
-    pub(super) fn wants_seat(&self) -> bool {
+    /// Whether it waits for a permit; in the queue, unless it is held.
+    pub(super) fn awaits_permit(&self) -> bool {
         matches!(self.status, SequenceStatus::Waiting | SequenceStatus::Preempted)
     }
 
-    /// Seats that it takes: its own, and those of the forks that start beside it.
-    pub(super) fn num_seats(&self) -> usize {
+    /// Permits that it takes: its own, and those of the forks that start with it.
+    pub(super) fn num_permits(&self) -> usize {
         1 + self.forks.len()
     }
 

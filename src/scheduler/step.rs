@@ -1,10 +1,10 @@
 //! Plans a step, fairly to each client.
 //!
-//! 1. A client that waits and has less than its share of seats and blocks takes from one that has more.
-//! 2. Clients whose rows take long may be left out, for those that want little (`turns.rs`).
-//! 3. Rows that generate, of everybody else.
-//! 4. Pieces of prompts, and new sequences: whoever has had least first, and nobody more than its
-//!    part of the tokens that are left while others want some.
+//! 1. A client that waits and has less than its share of permits and blocks takes from one that has more.
+//! 2. Clients whose sequences take long may be skipped, for those that need little (`turns.rs`).
+//! 3. Sequences that decode, of all other clients.
+//! 4. Chunks of prompts, and new sequences: the least served client first, and none more than its
+//!    share of the remaining tokens while others need some.
 //! 5. Drafted tokens, where that pays (`drafts.rs`).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -12,33 +12,33 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use super::fair_queue::{CACHED_TOKEN, OUTPUT_TOKEN, PROMPT_TOKEN, Served, WEIGHT_UNIT};
 use super::pace::{Pace, PromptBounds};
 use super::turns::{LeftOut, SMALLEST_GROWTH};
-use super::{ClientId, ScheduledRow, Scheduler, SchedulerOutput, SeqId, Sequence, SequenceStatus};
+use super::{ClientId, PlannedSequence, Scheduler, SchedulerOutput, SeqId, Sequence, SequenceStatus};
 use crate::kv_cache::BlockId;
 
-/// Of so many seats one is kept free for those who come, while several clients come and go.
-const KEPT_SEATS: usize = 32;
-/// The smallest piece of a prompt that is made so that several clients have one, as a part of a step.
-const SMALLEST_PIECE: usize = 16;
+/// One in this many permits is kept free for new requests, while several clients come and go.
+const KEPT_PERMIT_RATIO: usize = 32;
+/// The smallest chunk of a prompt if several clients get one, as a fraction of a step.
+const MIN_CHUNK: usize = 16;
 
 /// A step in the making.
 struct Plan {
     output: SchedulerOutput,
     /// Tokens that may still be added.
     budget: usize,
-    /// Rows of logits that may still be added, beside the one that every row may have.
+    /// Rows of logits that may still be added, in addition to the one of every sequence.
     logits_budget: usize,
-    /// A running sequence found no block: nobody is admitted.
+    /// A running sequence found no block: no sequence is admitted.
     is_short_of_blocks: bool,
-    /// Nobody that has had more is admitted, because somebody waits for whom there is no room.
+    /// No client that was served more is admitted, because another one waits for blocks.
     most_served: MostServed,
     /// Clients that let others pass, whose turn comes again when one of those was admitted.
     stood_back: Vec<ClientId>,
 }
 
 impl Plan {
-    /// The most tokens that may be added to the `num_planned` of this sequence. One whose logits are all needed
-    /// takes up as many rows of logits, and a long prompt of its kind is computed in many small pieces.
-    fn row_limit(&self, sequence: &Sequence, num_planned: usize) -> usize {
+    /// The maximum tokens that may be added to the `num_planned` of this sequence. A token whose logits are needed
+    /// takes a row of logits, so a long prompt with all of them is computed in many small chunks.
+    fn token_limit(&self, sequence: &Sequence, num_planned: usize) -> usize {
         match sequence.prompt_logits {
             true => self.budget.min(self.logits_budget + usize::from(num_planned == 0)),
             false => self.budget,
@@ -46,11 +46,11 @@ impl Plan {
     }
 
     fn num_planned(&self, id: SeqId) -> usize {
-        self.output.rows.iter().rev().find(|row| row.seq == id).map_or(0, |row| row.len)
+        self.output.sequences.iter().rev().find(|planned| planned.seq == id).map_or(0, |planned| planned.len)
     }
 }
 
-/// What those that are admitted may have had.
+/// The limit of service of clients that are admitted.
 #[derive(Default)]
 struct MostServed {
     /// Each group.
@@ -60,7 +60,7 @@ struct MostServed {
 }
 
 impl MostServed {
-    /// No more than this much beyond what `served` had.
+    /// At most this much beyond `served`.
     fn limit(&mut self, served: Served, window: u64) {
         let within = |most: Option<u64>, counter: u64| {
             let limit = counter.saturating_add(window);
@@ -76,10 +76,10 @@ impl MostServed {
     }
 }
 
-/// Seats and blocks of a client.
+/// Permits and blocks of a client.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Holding {
-    num_seats: usize,
+    num_permits: usize,
     num_blocks: usize,
 }
 
@@ -87,29 +87,32 @@ impl std::ops::Add for Holding {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
-        Self { num_seats: self.num_seats + other.num_seats, num_blocks: self.num_blocks + other.num_blocks }
+        Self {
+            num_permits: self.num_permits + other.num_permits,
+            num_blocks: self.num_blocks + other.num_blocks,
+        }
     }
 }
 
-/// What clients are compared by: within a group each has a part of its own, between groups that of all of the group counts.
+/// The scope of a comparison: clients within a group, or groups as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Scope {
     Client,
     Group,
 }
 
-/// What clients and groups have, and the weights of all that have a sequence.
-struct Shares {
+/// Permits and blocks of clients and groups, and the weights of all that have a sequence.
+struct Holdings {
     of_clients: HashMap<ClientId, Holding>,
     of_groups: HashMap<ClientId, Holding>,
     weight: u64,
 }
 
 impl Scheduler {
-    /// Plans the next step. The plan is empty if there is no sequence left, if every running one had to give its blocks
-    /// back (then the next plan admits again), or if those that are held have what the others would need.
+    /// Plans the next step. The plan is empty if there are no sequences, if every running one was preempted (then the
+    /// next plan admits again), or if held ones have the blocks that the others need.
     pub fn schedule(&mut self) -> SchedulerOutput {
-        if let Some(output) = self.schedule_continued() {
+        if let Some(output) = self.schedule_queued() {
             return output;
         }
         let mut plan = Plan {
@@ -120,11 +123,11 @@ impl Scheduler {
             most_served: MostServed::default(),
             stood_back: Vec::new(),
         };
-        self.make_room(&mut plan);
+        self.take_from_larger_holders(&mut plan);
         plan.logits_budget = self.spare_logits();
         let mut left_out = self.leave_out();
         self.fill(&left_out, &mut plan);
-        if plan.output.rows.is_empty() && !left_out.groups.is_empty() {
+        if plan.output.sequences.is_empty() && !left_out.groups.is_empty() {
             // Those for whom it would have been empty found no blocks.
             left_out = LeftOut::default();
             self.queue.begin_round();
@@ -134,29 +137,38 @@ impl Scheduler {
         self.charge_turn(&left_out, &plan.output);
         self.settle(&plan.output);
         plan.output.num_steps = self.reserve_steps(&plan.output, self.config.num_scheduler_steps);
-        plan.output.looks_ahead = plan.output.num_steps == 1 && self.reserve_ahead(&plan.output);
+        plan.output.may_queue_next = plan.output.num_steps == 1 && self.reserve_for_queued_step(&plan.output);
         plan.output
     }
 
-    /// The step of those that the runner has continued. Who came meanwhile waits for it in any case.
-    fn schedule_continued(&mut self) -> Option<SchedulerOutput> {
-        let continued = std::mem::take(&mut self.continued);
-        let rows = continued.into_iter().filter_map(|id| {
+    /// The plan of the queued step. A new request waits for that step in any case.
+    fn schedule_queued(&mut self) -> Option<SchedulerOutput> {
+        let queued = std::mem::take(&mut self.queued_step);
+        let planned = queued.into_iter().filter_map(|id| {
             let sequence = self.sequences.get(&id)?;
             let start = sequence.num_computed_tokens;
-            Some(ScheduledRow { seq: id, start, len: 1, num_draft_tokens: 0, samples: vec![id], copy: None })
+            Some(PlannedSequence {
+                seq: id,
+                start,
+                len: 1,
+                num_draft_tokens: 0,
+                samples: vec![id],
+                copy: None,
+            })
         });
-        let mut output = SchedulerOutput { rows: rows.collect(), num_steps: 1, ..SchedulerOutput::default() };
-        if output.rows.is_empty() {
+        let mut output =
+            SchedulerOutput { sequences: planned.collect(), num_steps: 1, ..SchedulerOutput::default() };
+        output.is_queued = true;
+        if output.sequences.is_empty() {
             return None;
         }
         self.queue.begin_round();
         self.settle(&output);
-        output.looks_ahead = self.reserve_ahead(&output);
+        output.may_queue_next = self.reserve_for_queued_step(&output);
         Some(output)
     }
 
-    /// Rows that generate are never held up by somebody's long prompt.
+    /// Sequences that decode are never held up by a long prompt.
     fn fill(&mut self, left_out: &LeftOut, plan: &mut Plan) {
         let is_in = |id: &SeqId| {
             let sequence = &self.sequences[id];
@@ -175,13 +187,13 @@ impl Scheduler {
             prompts.entry(self.sequences[&id].client).or_default().push_back(id);
         }
         let mut open = self.queue.in_order();
-        // Of many that wait, those for whom there is no seat anyway are not asked one by one.
-        let may_admit = self.has_seat();
+        // Of many that wait, those for whom there is no permit anyway are not asked one by one.
+        let may_admit = self.has_free_permit();
         open.retain(|client| {
             let has_work = prompts.contains_key(client) || may_admit && self.queue.first(*client).is_some();
             has_work && !self.is_left_out(left_out, *client)
         });
-        let smallest = self.config.max_num_batched_tokens / SMALLEST_PIECE;
+        let smallest = self.config.max_num_batched_tokens / MIN_CHUNK;
         let (bounds, whole) = (self.prompt_bounds(&plan.output), plan.budget);
         let max_chunk = self.pace.as_ref().map_or(usize::MAX, Pace::max_chunk);
         while plan.budget > 0 {
@@ -212,10 +224,19 @@ impl Scheduler {
                     }
                     None => open.retain(|other| *other != client),
                 }
-                if !self.has_seat() {
+                if !self.has_free_permit() {
                     open.retain(|other| prompts.get(other).is_some_and(|own| !own.is_empty()));
                 }
             }
+        }
+        // Each may let another one pass that waits for it in turn. If no sequence runs, no client has to.
+        if self.running.is_empty()
+            && !plan.is_short_of_blocks
+            && let Some(&client) = plan.stood_back.first()
+            && let Some(id) = self.queue.first(client)
+            && let Some(cached) = self.cached_prefix_if_admissible(id, Holding::default())
+        {
+            self.admit(client, id, cached, max_chunk.min(plan.budget), plan);
         }
     }
 
@@ -225,8 +246,8 @@ impl Scheduler {
             return PromptBounds::default();
         }
         let mut num_rows: BTreeMap<ClientId, usize> = BTreeMap::new();
-        for row in &output.rows {
-            *num_rows.entry(self.sequences[&row.seq].client).or_default() += 1;
+        for planned in &output.sequences {
+            *num_rows.entry(self.sequences[&planned.seq].client).or_default() += 1;
         }
         let weights = self.queue.active_weight().max(1) as f64;
         let part = |client| self.queue.weight(client) as f64 / weights;
@@ -234,20 +255,20 @@ impl Scheduler {
         PromptBounds::new(self.step_time(), clients)
     }
 
-    /// Adds up to `allowance` tokens of a running sequence to the `num_planned` that its row has, taking blocks from
-    /// others if there are too few. False if there is nothing to add.
+    /// Adds up to `allowance` tokens of a running sequence to its `num_planned`, taking blocks from others if there are
+    /// too few. False if there is nothing to add.
     fn schedule_row(&mut self, id: SeqId, num_planned: usize, allowance: usize, plan: &mut Plan) -> bool {
         let Some(sequence) = self.sequences.get(&id) else { return false };
         if sequence.status != SequenceStatus::Running {
             return false;
         }
         let num_left = sequence.num_uncomputed_tokens() - num_planned;
-        let num_tokens = num_left.min(plan.row_limit(sequence, num_planned)).min(allowance);
+        let num_tokens = num_left.min(plan.token_limit(sequence, num_planned)).min(allowance);
         if num_tokens == 0 {
             return false;
         }
         while !self.can_reserve(id, num_planned + num_tokens) {
-            // Whoever came first always gets on, so all come to their end.
+            // The oldest one always makes progress, so all finish.
             let Some(&victim) = self.running.last() else { return false };
             plan.is_short_of_blocks = true;
             let (client, window) = (self.sequences[&victim].client, self.window());
@@ -257,24 +278,24 @@ impl Scheduler {
                 return false;
             }
         }
-        self.add_to_row(id, num_planned, num_tokens, plan);
+        self.add_to_plan(id, num_planned, num_tokens, plan);
         true
     }
 
-    /// Seats that this client leaves free: while others come and go, one that has most of the seats does not take the last,
-    /// or it would lose what it has computed to each that comes.
-    fn num_kept_seats(&self, client: ClientId) -> usize {
+    /// Permits that this client leaves free: while others come and go, a client with most of the permits does not take
+    /// the last one. Otherwise each newcomer would preempt one of its sequences.
+    fn num_kept_permits(&self, client: ClientId) -> usize {
         let has_visitors = self.pace.as_ref().is_some_and(Pace::has_visitors);
-        let has_most = self.queue.num_seats_of_group(client) > self.config.max_num_seqs / 2;
-        if has_visitors && has_most { self.config.max_num_seqs.div_ceil(KEPT_SEATS) } else { 0 }
+        let has_most = self.queue.num_permits_of_group(client) > self.config.max_num_seqs / 2;
+        if has_visitors && has_most { self.config.max_num_seqs.div_ceil(KEPT_PERMIT_RATIO) } else { 0 }
     }
 
-    fn has_seat(&self) -> bool {
-        self.running.len() + self.num_reserved_seats < self.config.max_num_seqs
+    fn has_free_permit(&self) -> bool {
+        self.running.len() + self.num_reserved_permits < self.config.max_num_seqs
     }
 
-    /// Takes the first of the client's queue if there is room for it. Within a client nobody overtakes: a long
-    /// prompt that does not fit now must not wait for ever behind short ones. Other clients may, until they have
+    /// Admits the first of the client's queue if it fits. Within a client no sequence overtakes: a long
+    /// prompt that does not fit now must not wait for ever after short ones. Other clients may, until they have
     /// had more than [`window`](Self::window) beyond this one.
     fn admit_next(&mut self, client: ClientId, allowance: usize, plan: &mut Plan) -> Option<SeqId> {
         let id = self.queue.first(client)?;
@@ -282,24 +303,36 @@ impl Scheduler {
         if plan.is_short_of_blocks || !plan.most_served.allows(served) {
             return None;
         }
-        let room = self.room_for(id, Holding::default());
-        let stands_back = room.is_some() && self.must_stand_back(client, id);
+        let cached = self.cached_prefix_if_admissible(id, Holding::default());
+        let stands_back = cached.is_some() && self.must_stand_back(client, id);
         if stands_back {
             plan.stood_back.push(client);
         }
-        let Some(cached) = room.filter(|_| !stands_back) else {
+        let Some(cached) = cached.filter(|_| !stands_back) else {
             plan.most_served.limit(served, self.window());
             return None;
         };
+        self.admit(client, id, cached, allowance, plan)
+    }
+
+    /// Admits a waiting sequence with these blocks as its prefix, and plans up to `allowance` tokens.
+    fn admit(
+        &mut self,
+        client: ClientId,
+        id: SeqId,
+        cached: Vec<BlockId>,
+        allowance: usize,
+        plan: &mut Plan,
+    ) -> Option<SeqId> {
         let prefix_miss = self.explain_miss(&self.sequences[&id], cached.len());
         cached.iter().for_each(|block| self.pool.retain(*block));
         let num_cached_tokens = cached.len() * self.config.block_size;
         self.charge_prompt(id, num_cached_tokens, CACHED_TOKEN);
         let sequence = self.sequences.get_mut(&id)?;
-        self.queue.take_seats(client, 1 + sequence.forks.len());
+        self.queue.take_permits(client, 1 + sequence.forks.len());
         self.queue.remove(client, sequence.priority, id);
         self.running.push(id);
-        self.num_reserved_seats += sequence.forks.len();
+        self.num_reserved_permits += sequence.forks.len();
         if sequence.status == SequenceStatus::Waiting {
             sequence.num_cached_tokens = num_cached_tokens;
             sequence.prefix_miss = Some(prefix_miss);
@@ -311,30 +344,34 @@ impl Scheduler {
         sequence.num_computed_tokens = num_cached_tokens;
         sequence.block_table = cached;
         let sequence = &self.sequences[&id];
-        let num_tokens = sequence.num_uncomputed_tokens().min(plan.row_limit(sequence, 0)).min(allowance);
-        self.add_to_row(id, 0, num_tokens, plan);
+        let num_tokens = sequence.num_uncomputed_tokens().min(plan.token_limit(sequence, 0)).min(allowance);
+        self.add_to_plan(id, 0, num_tokens, plan);
         Some(id)
     }
 
-    /// The cached prefix of a waiting sequence, if there are seats and blocks for it beside what is promised to
-    /// others. The whole sequence must have room, not only its first piece, and some blocks must stay free for
+    /// The cached prefix of a waiting sequence, if there are permits and blocks for it after those promised to
+    /// others. The whole sequence must fit, not only its first chunk, and some blocks must stay free for
     /// those that run, or it would be preempted at once.
-    pub(super) fn room_for(&mut self, id: SeqId, promised: Holding) -> Option<Vec<BlockId>> {
-        let taken = self.running.len() + self.num_reserved_seats + promised.num_seats;
-        let wanted = taken + self.sequences[&id].num_seats();
-        if wanted + self.num_kept_seats(self.sequences[&id].client) > self.config.max_num_seqs {
+    pub(super) fn cached_prefix_if_admissible(
+        &mut self,
+        id: SeqId,
+        promised: Holding,
+    ) -> Option<Vec<BlockId>> {
+        let taken = self.running.len() + self.num_reserved_permits + promised.num_permits;
+        let wanted = taken + self.sequences[&id].num_permits();
+        if wanted + self.num_kept_permits(self.sequences[&id].client) > self.config.max_num_seqs {
             return None;
         }
         let cached = self.find_cached_blocks(id);
         let wanted = self.blocks_for(self.sequences[&id].token_ids().len()) - cached.len();
         let reusable = cached.iter().filter(|block| self.pool.ref_count(**block) == 0).count();
         let watermark = if taken == 0 { 0 } else { self.config.num_blocks / 100 + taken };
-        let has_room = self.pool.num_free() >= wanted + reusable + watermark + promised.num_blocks;
-        has_room.then_some(cached)
+        let has_blocks = self.pool.num_free() >= wanted + reusable + watermark + promised.num_blocks;
+        has_blocks.then_some(cached)
     }
 
-    /// Adds to a sequence's row, or begins it if none of its tokens are planned; the blocks are known to be there.
-    fn add_to_row(&mut self, id: SeqId, num_planned: usize, num_tokens: usize, plan: &mut Plan) {
+    /// Adds to a sequence's row, or begins it if none of its tokens are planned; the caller has checked the blocks.
+    fn add_to_plan(&mut self, id: SeqId, num_planned: usize, num_tokens: usize, plan: &mut Plan) {
         let len = num_planned + num_tokens;
         let copy = self.reserve(id, len);
         let sequence = &self.sequences[&id];
@@ -351,13 +388,21 @@ impl Scheduler {
         }
         self.charge_prompt(id, start + len, PROMPT_TOKEN);
         if num_planned == 0 {
-            plan.output.rows.push(ScheduledRow { seq: id, start, len, num_draft_tokens: 0, samples, copy });
-        } else if let Some(row) = plan.output.rows.iter_mut().rev().find(|row| row.seq == id) {
-            (row.len, row.samples) = (len, samples);
+            plan.output.sequences.push(PlannedSequence {
+                seq: id,
+                start,
+                len,
+                num_draft_tokens: 0,
+                samples,
+                copy,
+            });
+        } else if let Some(planned) = plan.output.sequences.iter_mut().rev().find(|planned| planned.seq == id)
+        {
+            (planned.len, planned.samples) = (len, samples);
         }
     }
 
-    /// Charges the prompt's tokens before `end`. What is computed again after a preemption was paid before.
+    /// Charges the prompt's tokens before `end`. Recomputation after a preemption is free.
     fn charge_prompt(&mut self, id: SeqId, end: usize, cost: u64) {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
         let end = end.min(sequence.num_prompt_tokens);
@@ -368,9 +413,9 @@ impl Scheduler {
 
     /// Takes a sequence's blocks, and its row if it already has one.
     fn preempt(&mut self, id: SeqId, plan: &mut Plan) {
-        if let Some(index) = plan.output.rows.iter().position(|row| row.seq == id) {
+        if let Some(index) = plan.output.sequences.iter().position(|planned| planned.seq == id) {
             // Its rows of logits stay spent; the next step has them again.
-            plan.budget += plan.output.rows.remove(index).len;
+            plan.budget += plan.output.sequences.remove(index).len;
         }
         self.release_blocks(id);
         self.running.retain(|other| *other != id);
@@ -380,112 +425,113 @@ impl Scheduler {
             sequence.num_preemptions += 1;
             sequence.num_computed_tokens = 0;
             sequence.num_published_blocks = 0;
-            self.num_reserved_seats -= sequence.forks.len();
+            self.num_reserved_permits -= sequence.forks.len();
             match sequence.is_held {
                 true => self.queue.add_held(sequence.client),
                 false => self.queue.push(sequence.client, sequence.priority, id),
             }
-            self.queue.leave_seats(sequence.client, sequence.num_seats());
+            self.queue.release_permits(sequence.client, sequence.num_permits());
         }
         plan.output.preempted.push(id);
     }
 
-    /// Rows of logits beyond one for each sequence that runs or could be admitted in this step. A step has as
-    /// many as there are seats.
+    /// Rows of logits beyond one for each sequence that runs or could be admitted in this step. A step has one for each
+    /// permit.
     fn spare_logits(&self) -> usize {
-        let taken = self.running.len() + self.num_reserved_seats + self.queue.num_waiting();
+        let taken = self.running.len() + self.num_reserved_permits + self.queue.num_waiting();
         self.config.max_num_seqs.saturating_sub(taken)
     }
 
-    /// Whether the runner may look ahead, and then reserves blocks for a token more of each row. Not with so many rows
-    /// that somebody could be left out of the next step, and not where a draft could be tried in it.
-    fn reserve_ahead(&mut self, output: &SchedulerOutput) -> bool {
-        self.may_look_ahead
+    /// Whether the next step may be queued; if so, reserves blocks for one more token of each sequence. Not if there
+    /// are so many sequences that a client could be skipped in the next step, and not if a draft could be tried in it.
+    fn reserve_for_queued_step(&mut self, output: &SchedulerOutput) -> bool {
+        self.async_scheduling
+            && !self.may_draft_after(output)
             && !self.has_drafts(output)
-            && output.rows.len() <= self.config.step_cost.saturating_mul(SMALLEST_GROWTH)
+            && output.sequences.len() <= self.config.step_cost.saturating_mul(SMALLEST_GROWTH)
             && self.reserve_steps(output, 2) == 2
     }
 
-    /// If every running sequence just generates and nobody waits, reserves blocks for up to `most` tokens
+    /// If every running sequence just decodes and none waits, reserves blocks for up to `most` tokens
     /// each and returns how many; else 1.
     fn reserve_steps(&mut self, output: &SchedulerOutput, most: usize) -> usize {
-        let generating = |row: &ScheduledRow| {
-            let sequence = &self.sequences[&row.seq];
-            let is_prompt = row.start < sequence.num_prompt_tokens;
+        let generating = |planned: &PlannedSequence| {
+            let sequence = &self.sequences[&planned.seq];
+            let is_prompt = planned.start < sequence.num_prompt_tokens;
             let is_plain = !(sequence.single_step || sequence.prompt_logits && is_prompt);
-            row.len == 1 && row.samples.len() == 1 && is_plain
+            planned.len == 1 && planned.samples.len() == 1 && is_plain
         };
         if most <= 1
-            || output.rows.is_empty()
+            || output.sequences.is_empty()
             || self.queue.num_waiting() > 0
-            || output.rows.len() != self.running.len()
-            || !output.rows.iter().all(generating)
+            || output.sequences.len() != self.running.len()
+            || !output.sequences.iter().all(generating)
         {
             return 1;
         }
-        let room = |row: &ScheduledRow| {
-            let sequence = &self.sequences[&row.seq];
+        let cached = |planned: &PlannedSequence| {
+            let sequence = &self.sequences[&planned.seq];
             sequence.max_len.saturating_sub(sequence.token_ids().len())
         };
-        let num_steps = output.rows.iter().map(room).min().unwrap_or(1).min(most).max(1);
-        let missing = |row: &ScheduledRow| {
-            let have = self.sequences[&row.seq].block_table.len();
-            self.blocks_for(row.start + num_steps).saturating_sub(have)
+        let num_steps = output.sequences.iter().map(cached).min().unwrap_or(1).min(most).max(1);
+        let missing = |planned: &PlannedSequence| {
+            let have = self.sequences[&planned.seq].block_table.len();
+            self.blocks_for(planned.start + num_steps).saturating_sub(have)
         };
-        if output.rows.iter().map(missing).sum::<usize>() > self.pool.num_free() {
+        if output.sequences.iter().map(missing).sum::<usize>() > self.pool.num_free() {
             return 1;
         }
-        for row in &output.rows {
-            self.reserve(row.seq, num_steps);
+        for planned in &output.sequences {
+            self.reserve(planned.seq, num_steps);
         }
         num_steps
     }
 
-    /// Lets clients that wait and have less than their share take from those that have more, one sequence after
-    /// another. Who gives keeps at least as much, for its weight, as who takes then has, and who takes stays
-    /// within its share; so nobody takes back what it gave.
-    fn make_room(&mut self, plan: &mut Plan) {
+    /// Lets waiting clients below their share take sequences from those above theirs, one by one. The giver keeps at
+    /// least as much, for its weight, as the taker then has, and the taker stays within its share; so no client takes
+    /// back what it gave.
+    fn take_from_larger_holders(&mut self, plan: &mut Plan) {
         if self.queue.num_waiting() == 0 {
             return;
         }
         let clients = self.queue.in_order();
-        let mut shares = self.shares();
+        let mut holdings = self.holdings();
         let mut promised = Holding::default();
         for client in clients.iter().copied().filter(|_| clients.len() > 1) {
             let Some(id) = self.queue.first(client) else { continue };
-            let is_over = |scope| self.is_over_share(client, self.wish(id), scope, &shares);
+            let is_over = |scope| self.is_over_fair_share(client, self.wish(id), scope, &holdings);
             if is_over(Scope::Group) && is_over(Scope::Client) {
                 continue;
             }
-            while self.room_for(id, promised).is_none() {
-                let Some(victim) = self.giver(client, id, &shares) else { break };
+            while self.cached_prefix_if_admissible(id, promised).is_none() {
+                let Some(victim) = self.giver(client, id, &holdings) else { break };
                 self.preempt(victim, plan);
-                shares = self.shares();
+                holdings = self.holdings();
             }
             promised = promised + self.wish(id);
         }
     }
 
-    /// The sequence whose place the waiting one of `client` may take: the last one of the client that has most, of those
-    /// that are not behind.
-    fn giver(&self, client: ClientId, id: SeqId, shares: &Shares) -> Option<SeqId> {
+    /// The sequence that the waiting one of `client` may replace: the last one of the client that has most, of those
+    /// that do not lag.
+    fn giver(&self, client: ClientId, id: SeqId, holdings: &Holdings) -> Option<SeqId> {
         let gives = |other: &ClientId| {
             let last = self.last_of(*other)?;
             let scope = self.scope(client, *other);
-            // Half, or seats would go to and fro where one client is always ahead.
-            let is_behind = self.is_behind(*other, client, self.window() / 2);
+            // Half, or permits would go to and fro where one client is always ahead.
+            let is_less_served = self.is_less_served(*other, client, self.window() / 2);
             let sequence = &self.sequences[&last];
-            let holding = self.holding(*other, scope, shares);
+            let holding = self.holding(*other, scope, holdings);
             let left = Holding {
-                num_seats: holding.num_seats - sequence.num_seats(),
+                num_permits: holding.num_permits - sequence.num_permits(),
                 num_blocks: holding.num_blocks - sequence.block_table.len(),
             };
-            let wanted = self.holding(client, scope, shares) + self.wish(id);
-            let may_give = !is_behind
-                && !self.is_over_share(client, self.wish(id), scope, shares)
-                && self.is_over_share(*other, Holding::default(), scope, shares)
+            let wanted = self.holding(client, scope, holdings) + self.wish(id);
+            let may_give = !is_less_served
+                && !self.is_over_fair_share(client, self.wish(id), scope, holdings)
+                && self.is_over_fair_share(*other, Holding::default(), scope, holdings)
                 && self.level(*other, left, scope) >= self.level(client, wanted, scope);
-            let alone = self.holding(*other, Scope::Client, shares);
+            let alone = self.holding(*other, Scope::Client, holdings);
             may_give
                 .then(|| (self.level(*other, holding, scope), self.level(*other, alone, Scope::Client), last))
         };
@@ -513,10 +559,10 @@ impl Scheduler {
     }
 
     /// Whether a client waits with its first sequence, because another one has less than its share and waits
-    /// too. Not behind one that has had much more.
+    /// too. Not after one that has had much more.
     fn must_stand_back(&self, client: ClientId, id: SeqId) -> bool {
-        let shares = self.shares();
-        let is_over = |client, id, scope| self.is_over_share(client, self.wish(id), scope, &shares);
+        let holdings = self.holdings();
+        let is_over = |client, id, scope| self.is_over_fair_share(client, self.wish(id), scope, &holdings);
         if !is_over(client, id, Scope::Group) && !is_over(client, id, Scope::Client) {
             return false;
         }
@@ -524,46 +570,46 @@ impl Scheduler {
             let scope = self.scope(client, other);
             is_over(client, id, scope)
                 && !is_over(other, others, scope)
-                && !self.is_behind(client, other, self.window())
+                && !self.is_less_served(client, other, self.window())
         })
     }
 
-    /// What the counters of two clients may differ by before that outweighs who has how many seats and blocks:
-    /// the longest sequence and a full step.
+    /// The difference of two clients' counters that outweighs their permits and blocks: the longest sequence and a full
+    /// step.
     pub(super) fn window(&self) -> u64 {
         OUTPUT_TOKEN * self.config.max_model_len as u64
             + PROMPT_TOKEN * self.config.max_num_batched_tokens as u64
     }
 
     /// Whether the other one has had more, and by more than this.
-    pub(super) fn is_behind(&self, client: ClientId, other: ClientId, by: u64) -> bool {
-        self.queue.served(client).is_behind(self.queue.served(other), by)
+    pub(super) fn is_less_served(&self, client: ClientId, other: ClientId, by: u64) -> bool {
+        self.queue.served(client).is_less_served(self.queue.served(other), by)
     }
 
-    fn shares(&self) -> Shares {
+    fn holdings(&self) -> Holdings {
         let (mut of_clients, mut of_groups) = (HashMap::new(), HashMap::new());
         for sequence in self.running.iter().map(|id| &self.sequences[id]) {
             let more =
                 // Blocks that several share count for each.
-                Holding { num_seats: sequence.num_seats(), num_blocks: sequence.block_table.len() };
+                Holding { num_permits: sequence.num_permits(), num_blocks: sequence.block_table.len() };
             let group = self.queue.group(sequence.client);
             for holding in [of_clients.entry(sequence.client), of_groups.entry(group)] {
                 let holding: &mut Holding = holding.or_default();
                 *holding = *holding + more;
             }
         }
-        Shares { of_clients, of_groups, weight: self.queue.active_weight() }
+        Holdings { of_clients, of_groups, weight: self.queue.active_weight() }
     }
 
     fn scope(&self, client: ClientId, other: ClientId) -> Scope {
         if self.queue.group(client) == self.queue.group(other) { Scope::Client } else { Scope::Group }
     }
 
-    /// What the client has, or all of its group.
-    fn holding(&self, client: ClientId, scope: Scope, shares: &Shares) -> Holding {
+    /// The resources of the client, or of all of its group.
+    fn holding(&self, client: ClientId, scope: Scope, holdings: &Holdings) -> Holding {
         let holding = match scope {
-            Scope::Client => shares.of_clients.get(&client),
-            Scope::Group => shares.of_groups.get(&self.queue.group(client)),
+            Scope::Client => holdings.of_clients.get(&client),
+            Scope::Group => holdings.of_groups.get(&self.queue.group(client)),
         };
         holding.copied().unwrap_or_default()
     }
@@ -575,33 +621,37 @@ impl Scheduler {
         }
     }
 
-    /// What a waiting sequence will take, if nothing of it is cached.
+    /// The resources of a waiting sequence, without cached blocks.
     fn wish(&self, id: SeqId) -> Holding {
         let sequence = &self.sequences[&id];
-        Holding { num_seats: sequence.num_seats(), num_blocks: self.blocks_for(sequence.token_ids().len()) }
+        Holding {
+            num_permits: sequence.num_permits(),
+            num_blocks: self.blocks_for(sequence.token_ids().len()),
+        }
     }
 
-    /// The larger one of the parts of all seats and of all blocks that this is, for the weight.
+    /// The larger fraction of all permits and of all blocks, over the weight.
     fn level(&self, client: ClientId, holding: Holding, scope: Scope) -> u64 {
         let part = |part: usize, whole: usize| ((part as u64) << 24) * WEIGHT_UNIT / whole.max(1) as u64;
-        let seats = part(holding.num_seats, self.config.max_num_seqs);
-        seats.max(part(holding.num_blocks, self.config.num_blocks)) / self.weight(client, scope)
+        let permits = part(holding.num_permits, self.config.max_num_seqs);
+        permits.max(part(holding.num_blocks, self.config.num_blocks)) / self.weight(client, scope)
     }
 
-    /// Whether this and what is had is beyond the share, which is that of the weight among those of all that have
-    /// sequences.
-    fn is_over_share(&self, client: ClientId, more: Holding, scope: Scope, shares: &Shares) -> bool {
+    /// Whether this and the current resources exceed the share, which is the fraction of the weight among those of all
+    /// clients with sequences.
+    fn is_over_fair_share(&self, client: ClientId, more: Holding, scope: Scope, holdings: &Holdings) -> bool {
         let weight = self.weight(client, scope);
-        let holding = self.holding(client, scope, shares) + more;
-        let is_over = |part: usize, whole: usize| part as u64 * shares.weight > whole as u64 * weight;
-        is_over(holding.num_seats, self.config.max_num_seqs)
+        let holding = self.holding(client, scope, holdings) + more;
+        let is_over = |part: usize, whole: usize| part as u64 * holdings.weight > whole as u64 * weight;
+        is_over(holding.num_permits, self.config.max_num_seqs)
             || is_over(holding.num_blocks, self.config.num_blocks)
     }
 
-    /// Tells the queue who wanted more of the step.
+    /// Reports to the queue which clients needed more of the step.
     fn settle(&mut self, output: &SchedulerOutput) {
         let mut short = BTreeSet::new();
-        let planned: BTreeMap<SeqId, usize> = output.rows.iter().map(|row| (row.seq, row.len)).collect();
+        let planned: BTreeMap<SeqId, usize> =
+            output.sequences.iter().map(|planned| (planned.seq, planned.len)).collect();
         for id in &self.running {
             let sequence = &self.sequences[id];
             let num_planned = planned.get(id).copied().unwrap_or(0);

@@ -1,9 +1,9 @@
-//! Who sits a step out, so that those that want little need not wait for those that want much.
+//! Skipped clients: clients that need little do not wait for those that need much.
 //!
-//! A step with somebody's many rows takes many times what a step with one row takes. So a client whose rows would make
-//! it much longer is left out for some steps, until the others have had a part of the time, by weight, that its last step
-//! took (`FairQueue::round`). Answers that begin have up to a third of the machine so, others a quarter: a step with few
-//! rows is dear for all.
+//! A step with many sequences of a client takes many times as long as a step with one. So a client whose sequences
+//! would make it much longer is skipped for some steps, until the others have had their fraction of the time, by
+//! weight, that its last step took (`FairQueue::round`). Starting answers may use up to a third of the machine in this
+//! way, others a quarter: a step with few rows is expensive for all.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,10 +12,10 @@ use super::{ClientId, Scheduler, SchedulerOutput, SeqId, Sequence};
 
 /// Output tokens of a sequence whose answer begins.
 const NUM_FIRST_TOKENS: usize = 32;
-/// What a turn has in units of rounds for each unit of the step's time.
+/// The cost of a turn in units of rounds for each unit of the step's time.
 const ROUND_UNITS: f64 = 1_000_000.0;
 
-/// How much others may make a step longer before they are left out of it, and how dear a step of one's own is.
+/// How much others may make a step longer before they are skipped, and the cost of a step of one's own.
 #[derive(Debug, Clone, Copy)]
 struct Terms {
     max_growth: f64,
@@ -26,14 +26,14 @@ struct Terms {
 const BEGINNING: Terms = Terms { max_growth: 2.0, price: 2.0 };
 const LATER: Terms = Terms { max_growth: 4.0, price: 3.0 };
 
-/// A step with fewer rows than this many times what it costs of its own leaves nobody out.
+/// A step with fewer sequences than this many times its fixed cost skips no client.
 pub(super) const SMALLEST_GROWTH: usize = BEGINNING.max_growth as usize;
 
-/// What a step could have of a group of clients.
+/// A group's candidates for a step.
 #[derive(Debug, Clone, Copy, Default)]
 struct Want {
     load: Load,
-    /// What the step waits for constraints.
+    /// The wait of the step for constraints.
     constraint_time: f64,
     is_beginning: bool,
 }
@@ -44,23 +44,24 @@ impl Want {
     }
 }
 
-/// Who sits a step out, and for whom.
+/// The clients that skip a step, and for which others.
 #[derive(Debug, Default)]
 pub(super) struct LeftOut {
     pub(super) groups: BTreeSet<ClientId>,
-    /// What a step without them costs these.
+    /// The time of a step without them.
     prices: BTreeMap<ClientId, f64>,
 }
 
 impl Scheduler {
-    /// Decides who sits the next step out. Groups that have had little time since the last step with everybody need not
-    /// share the step with those that would make it several times as long, if those are not half a window behind.
+    /// Decides which clients skip the next step. Groups that have had little time since the last step with all clients
+    /// need not share the step with those that would make it several times as long, if those do not lag by half a
+    /// window.
     pub(super) fn leave_out(&mut self) -> LeftOut {
         let mut wants: Vec<(u64, ClientId, Want)> =
             self.wants().into_iter().map(|(group, want)| (self.queue.round(group), group, want)).collect();
         wants.sort_by_key(|(round, group, _)| (*round, *group));
         let time = self.turn_time();
-        let is_behind = |group, other| {
+        let is_less_served = |group, other| {
             let counter = |group| self.queue.counter_of_group(group);
             counter(group).saturating_add(self.window() / 2) < counter(other)
         };
@@ -70,7 +71,9 @@ impl Scheduler {
         for &(round, group, want) in &wants {
             let longer = time.of(want.load.within(self.config.max_num_batched_tokens)) + want.constraint_time;
             let is_ahead = first.is_some_and(|(smallest, other, terms)| {
-                round > smallest && length + longer > terms.max_growth * length && !is_behind(group, other)
+                round > smallest
+                    && length + longer > terms.max_growth * length
+                    && !is_less_served(group, other)
             });
             if is_ahead {
                 left_out.groups.insert(group);
@@ -97,10 +100,10 @@ impl Scheduler {
     /// Charges the time of a step to the groups that are in it.
     pub(super) fn charge_turn(&mut self, left_out: &LeftOut, output: &SchedulerOutput) {
         let mut loads: BTreeMap<ClientId, (Load, f64)> = BTreeMap::new();
-        for row in &output.rows {
-            let sequence = &self.sequences[&row.seq];
+        for planned in &output.sequences {
+            let sequence = &self.sequences[&planned.seq];
             let (load, constraint_time) = loads.entry(self.queue.group(sequence.client)).or_default();
-            *load += Load::of_row(row);
+            *load += Load::of_sequence(planned);
             *constraint_time += self.constraint_time(sequence);
         }
         let time = self.turn_time();
@@ -114,20 +117,20 @@ impl Scheduler {
         }
     }
 
-    /// What steps take. Where rows cost next to nothing, a step's own time is not taken to be less than expected.
+    /// The terms of a step's time. If rows cost almost nothing, the step's fixed time is at least the expected one.
     fn turn_time(&self) -> StepTime {
         let expected = StepTime::expected(self.config.step_cost);
         let time = self.step_time();
         StepTime { own: time.own.max(expected.own / expected.row * time.row), ..time }
     }
 
-    /// What steps wait for the sequence's constraint, if times are in the same unit.
+    /// The wait of steps for the sequence's constraint, if times are in the same unit.
     fn constraint_time(&self, sequence: &Sequence) -> f64 {
         let is_known = self.pace.as_ref().is_some_and(Pace::knows_seconds);
         if is_known { sequence.constraint_seconds } else { 0.0 }
     }
 
-    /// What a step could have of each group.
+    /// Each group's candidates for a step.
     fn wants(&mut self) -> BTreeMap<ClientId, Want> {
         let mut wants: BTreeMap<ClientId, Want> = BTreeMap::new();
         let running = self.running.iter().map(|id| &self.sequences[id]);
@@ -139,7 +142,7 @@ impl Scheduler {
         }
         let waiting: Vec<(ClientId, SeqId)> = self.queue.first_of_each().collect();
         for (client, id) in waiting {
-            if self.room_for(id, super::step::Holding::default()).is_some() {
+            if self.cached_prefix_if_admissible(id, super::step::Holding::default()).is_some() {
                 let want = wants.entry(self.queue.group(client)).or_default();
                 want.load.num_prompt_tokens += self.sequences[&id].token_ids().len();
                 want.is_beginning = true;

@@ -1,5 +1,5 @@
-//! Rotation, the way into the cache, and attention over it: as one, because what the cache holds shows in what
-//! attention reads from it.
+//! Rotation, the write to the cache, and attention over it: checked together, because attention reads what the cache
+//! holds.
 
 use std::fmt;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use crate::config::{
 };
 use crate::ops::{
     AttentionHeads, AttentionLimits, AttentionMetadata, AttentionScratch, AttentionSpec, Buffer, Context,
-    DeviceInputs, HeadNorms, KvCache, KvCacheDType, RmsNorm, RopeTable, RowForm, StepInputs, Vector,
+    DeviceInputs, HeadNorms, KvCache, KvCacheDType, RmsNorm, RopeTable, RowMode, StepInputs, Vector,
     paged_attention, rope_attention, rope_kv_write,
 };
 
@@ -33,15 +33,15 @@ struct Case {
     soft_cap: Option<f64>,
     dtype: KvCacheDType,
     block_size: usize,
-    /// What queries, keys and values are multiplied with, and queries once more.
+    /// The factor of queries, keys and values, and a further one of queries.
     size: f32,
     query_size: f32,
-    /// Whether the second step goes on from copies of all blocks.
+    /// Whether the second step reads copies of all blocks.
     is_forked: bool,
     /// Whether the first step only fills the cache.
     is_filled: bool,
-    /// Whether queries that are as they are attend to the same positions once more, so that what the second step has put
-    /// into the cache shows.
+    /// Whether unrotated queries attend to the same positions again, so that a wrong write of the second step to the
+    /// cache shows.
     is_read_again: bool,
     /// Tokens of each sequence in each step.
     sequences: Vec<[usize; 2]>,
@@ -110,18 +110,18 @@ impl fmt::Display for Case {
 }
 
 pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
-    let mut run_in = |context: &Context, form: &str, case: &Case| {
-        let name = format!("{case}{form}");
+    let mut run_in = |context: &Context, variant: &str, case: &Case| {
+        let name = format!("{case}{variant}");
         report.compare(context, name, case.limit(context), |context| case.run(context));
     };
-    for (form, context) in &context.alternatives() {
-        // Tokens behind others, of heads that fill their tiles and of heads that do not.
+    for (variant, context) in &context.alternatives() {
+        // Tokens after others, of heads that fill their tiles and of heads that do not.
         for (head_dim, dtype) in
             [(80, KvCacheDType::F16), (128, KvCacheDType::F16), (112, KvCacheDType::Q8_0)]
         {
             let sequences = vec![[40, 33], [0, 9]];
             let case = Case { dtype, head_dim, num_pairs: head_dim / 2, sequences, ..Case::default() };
-            run_in(context, &format!(", {form}"), &case);
+            run_in(context, &format!(", {variant}"), &case);
         }
     }
     let mut run = |case: &Case| run_in(context, "", case);
@@ -151,12 +151,12 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
             run(&Case { head_dim, num_pairs, style, has_norms: true, ..Case::default() });
         }
     }
-    // Norms of heads so small that what is added to their squares shows.
+    // Norms of heads so small that the epsilon shows.
     run(&Case { dtype: KvCacheDType::F32, has_norms: true, size: 1e-3, ..Case::default() });
     // Scores of some hundreds, of both signs.
     run(&Case { dtype: KvCacheDType::F32, query_size: 1e3, ..Case::default() });
     if context.has_tensor_cores() {
-        // Rotation within attention: fewer heads than warps, so many that warps have a second one, and several chunks of
+        // Rotation within attention: fewer heads than warps, enough that warps have a second one, and several chunks of
         // heads, of which the first writes to the cache.
         for (dtype, heads, head_dim, num_pairs, style) in [
             (KvCacheDType::F16, (6, 2), 128, 64, RopeStyle::HalfSplit),
@@ -175,33 +175,33 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
             let case = Case { dtype, heads, head_dim, num_pairs, style, sequences, ..Case::default() };
             run(&Case { has_norms: true, is_filled: true, is_read_again: true, block_size: 24, ..case });
         }
-        // What a warp has so far is next to nothing beside its next tile, and the reverse.
+        // The running results of a warp are negligible compared with its next tile, and the reverse.
         for dtype in [KvCacheDType::F16, KvCacheDType::Bf16, KvCacheDType::Q8_0] {
             let sequences = vec![[400, 1], [33, 1]];
             run(&Case { dtype, query_size: 300.0, is_filled: true, sequences, ..Case::default() });
         }
     }
-    // Pieces of prompts, of one token up to more than a tile, in one step with tokens that are generated.
+    // Chunks of prompts, of one token up to more than a tile, in one step with tokens that are generated.
     let sequences = vec![[3, 50], [33, 2], [30, 1], [0, 12]];
     run(&Case { sequences: sequences.clone(), block_size: 8, ..Case::default() });
     for window in [1, 7, 32] {
         run(&Case { window: Some(window), sequences: sequences.clone(), ..Case::default() });
     }
-    // More than one piece of the context, whole ones too, in one step with a piece of a prompt.
+    // More than one KV split of the context, whole ones too, in one step with a chunk of a prompt.
     let small = Case { head_dim: 16, num_pairs: 8, heads: (2, 2), ..Case::default() };
-    let pieces = Case { sequences: vec![[520, 1], [3, 10], [255, 1], [10, 1], [256, 1]], ..small };
-    run(&pieces);
-    run(&Case { dtype: KvCacheDType::F32, query_size: 1e3, heads: (6, 2), ..pieces.clone() });
+    let splits = Case { sequences: vec![[520, 1], [3, 10], [255, 1], [10, 1], [256, 1]], ..small };
+    run(&splits);
+    run(&Case { dtype: KvCacheDType::F32, query_size: 1e3, heads: (6, 2), ..splits.clone() });
     for window in [100, 300] {
-        run(&Case { window: Some(window), ..pieces.clone() });
+        run(&Case { window: Some(window), ..splits.clone() });
     }
-    // What the softmax of some models has besides: of whole contexts and of several pieces, of prompts and of tokens.
+    // Sinks and caps: for contexts with one and with several KV splits, for prompts and for single tokens.
     for (has_sinks, soft_cap) in [(true, None), (false, Some(2.0)), (true, Some(30.0))] {
         for dtype in KvCacheDType::ALL {
             let sequences = vec![[37, 1], [0, 12], [40, 1]];
             run(&Case { has_sinks, soft_cap, dtype, heads: (6, 2), sequences, ..Case::default() });
         }
-        run(&Case { has_sinks, soft_cap, ..pieces.clone() });
+        run(&Case { has_sinks, soft_cap, ..splits.clone() });
     }
     // Queries that grow with their position, in tokens by themselves and in prompts.
     for sequences in [vec![[37, 1], [5, 1], [70, 1]], vec![[37, 30], [0, 12]]] {
@@ -209,16 +209,16 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
     }
     // No rotation at all.
     run(&Case { num_pairs: 0, ..Case::default() });
-    // Two pieces, more values than one simdgroup merges.
+    // Two KV splits, more values than one simdgroup merges.
     let wide = Case { dtype: KvCacheDType::F32, head_dim: 136, num_pairs: 68, ..Case::default() };
     run(&Case { sequences: vec![[270, 1], [3, 1]], ..wide });
-    // More pieces than lanes; on tensor cores too, and pieces of more than the usual length.
+    // More KV splits than lanes; on tensor cores too, and KV splits of more than the usual length.
     let long = Case { heads: (1, 1), is_filled: true, ..Case::default() };
     run(&Case { head_dim: 8, num_pairs: 4, sequences: vec![[8460, 1]], ..long.clone() });
     let sequences = vec![[8460, 1], [8100, 1]];
     run(&Case { head_dim: 16, num_pairs: 8, sequences, ..long.clone() });
-    // Contexts of about a tile, of about as many as are not cut, and of about whole pieces; in windows whose beginnings
-    // matter where pieces begin with them.
+    // Contexts of about a tile, of about the longest one without splits, and of about whole KV splits; with windows
+    // whose first positions matter, at the start of KV splits.
     let num_windows = if context.has_tensor_cores() { 4 } else { 1 };
     let sequences: Vec<_> = [14, 15, 16, 511, 512, 767, 768].into_iter().map(|len| [len, 1]).collect();
     for (dtype, head_dim, heads, block_size, windows) in [
@@ -268,7 +268,7 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
     }
 }
 
-/// A model of one layer with this attention and next to nothing else, to check and to measure attention with.
+/// A model of one layer with this attention and little else, to check and to measure attention with.
 #[must_use]
 pub fn one_layer(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> ModelConfig {
     ModelConfig {
@@ -313,12 +313,12 @@ pub fn one_layer(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> Mode
 }
 
 impl Case {
-    /// A few times what the kernels come to. Queries are rounded to half precision beside keys of half precision, a
-    /// rotated key may fall on the other side of what is rounded up, and large scores have large errors. On tensor cores
-    /// the weights of keys are rounded too, which came to 3.8e-7 in the worst of 8,460 rows of eight values.
+    /// A few times the errors of the kernels. Queries are rounded to half precision where keys are in half precision, a
+    /// rotated key may fall on the other side of a rounding boundary, and large scores have large errors. On tensor
+    /// cores the weights of keys are rounded too: 3.8e-7 in the worst of 8,460 rows of eight values.
     fn limit(&self, context: &Context) -> f64 {
         match self.dtype {
-            // Of the exponents, what queries of half precision lack.
+            // The error of exponents from queries in half precision.
             KvCacheDType::F16 | KvCacheDType::Bf16 if self.query_size > 1.0 => 1e-3,
             // And a code more or less of a key, where the device's quotient falls on the other side of a half.
             KvCacheDType::Q8_0 if self.query_size > 1.0 => 1e-2,
@@ -328,7 +328,7 @@ impl Case {
             // A step of a group is as large for small values as for large ones.
             KvCacheDType::Q8_0 => 2e-5,
             KvCacheDType::F32 if self.query_size > 1.0 => 2e-7,
-            // What a cap makes of a score has the error of a number as large as the cap.
+            // A capped score has the error of a number as large as the cap.
             KvCacheDType::F32 if self.soft_cap.is_some() => 3e-11,
             KvCacheDType::F32 => 1e-12,
         }
@@ -353,7 +353,7 @@ impl Case {
         2 * self.num_blocks() - 1 - (position / self.block_size * self.sequences.len() + index)
     }
 
-    /// What attention gives for each token and head.
+    /// The results of attention for each token and head.
     fn run(&self, context: &Context) -> Result<Rows> {
         let tokens: Vec<Vec<f32>> = (0..self.sequences.len())
             .map(|index| {
@@ -369,7 +369,7 @@ impl Case {
             })
             .collect();
         let mut layer = Layer::new(context, self)?;
-        // What a kernel reads although it is not there is no number. The definition may read more.
+        // Padding that a kernel reads is NaN. The definition may read more.
         if !context.is_reference() {
             layer.poison()?;
         }
@@ -406,7 +406,7 @@ impl Case {
             layer.attend(&layer.metadata(&rows), &queries, &mut out)?;
             steps.push((rows, queries, out, *num_tokens));
         }
-        // The host goes on with other steps, whose lists are in the place of those of the first ones.
+        // The host continues with other steps, whose batch metadata replaces that of the first ones.
         for block in 0..3 {
             let unused = if self.is_forked { self.num_blocks() + block } else { block };
             layer.step(&layer.metadata_of_block(unused), &mut nothing, None)?;
@@ -471,7 +471,7 @@ impl<'a> Layer<'a> {
         })
     }
 
-    /// Fills what is not used of the cache, and the memory of partial results, with what is no number.
+    /// Fills the unused slots of the cache, and the memory of partial results, with NaN.
     fn poison(&mut self) -> Result<()> {
         let Self { context, case, .. } = *self;
         let mut block_of_nothing = unwritten(context, case.width(), case.block_size)?;
@@ -485,7 +485,7 @@ impl<'a> Layer<'a> {
         let num_rows = case.sequences.len();
         let mut nothing = unwritten(context, case.width(), num_rows)?;
         let mut out = unwritten(context, case.heads.0 * case.head_dim, num_rows)?;
-        // Sequences take turns in being long, so that with a window each piece of each has been there.
+        // Sequences take turns in being long, so that with a window each KV split of each has been there.
         for long in 0..2 {
             let len =
                 |index: usize| if index % 2 == long { case.max_len() } else { case.max_len().div_ceil(2) };
@@ -496,7 +496,7 @@ impl<'a> Layer<'a> {
         out.read_exact(1).map(drop)
     }
 
-    /// The lists of a step that fills a block.
+    /// The batch metadata of a step that fills a block.
     fn metadata_of_block(&self, block: usize) -> AttentionMetadata {
         let block_size = self.case.block_size;
         AttentionMetadata {
@@ -506,11 +506,11 @@ impl<'a> Layer<'a> {
             block_table_starts: vec![0, 1],
             slot_mapping: (block * block_size..(block + 1) * block_size).collect(),
             block_size,
-            forms: vec![RowForm::of(block_size)],
+            modes: vec![RowMode::of(block_size)],
         }
     }
 
-    /// The lists of a step that computes some tokens of some sequences.
+    /// The batch metadata of a step that computes some tokens of some sequences.
     fn metadata(&self, rows: &[(usize, Range<usize>)]) -> AttentionMetadata {
         let Self { case, is_forked, .. } = *self;
         let block_size = case.block_size;
@@ -525,7 +525,7 @@ impl<'a> Layer<'a> {
             metadata.slot_mapping.extend(range.clone().map(slot));
             metadata.query_start_loc.push(metadata.slot_mapping.len());
             metadata.seq_lens.push(range.end);
-            metadata.forms.push(RowForm::of(range.len()));
+            metadata.modes.push(RowMode::of(range.len()));
             metadata
                 .block_tables
                 .extend((0..range.end).step_by(block_size).map(|position| block(position) as u32));
@@ -552,7 +552,7 @@ impl<'a> Layer<'a> {
         )
     }
 
-    /// Rotates queries and keys and puts keys and values into the cache; then attention, if there is room for it.
+    /// Rotates queries and keys and puts keys and values into the cache; then attention, if there is space for it.
     fn step(
         &mut self,
         metadata: &AttentionMetadata,
@@ -577,7 +577,8 @@ impl<'a> Layer<'a> {
         }
     }
 
-    /// Copies all blocks and goes on with the copies, the last ones first: one that is too long shows in the next.
+    /// Copies all blocks and continues with the copies, the last ones first: a copy that is too long damages the next
+    /// one.
     fn fork(&mut self) -> Result<()> {
         let num_blocks = self.case.num_blocks();
         for target in (0..num_blocks).rev() {

@@ -1,7 +1,7 @@
 //! Networks of experts.
 
 use super::oracle::{Rows, buffer, matrix, noise, rms_norm, unwritten};
-use super::{Report, products};
+use super::{Report, matmul};
 use crate::Result;
 use crate::config::{Activation, ExpertsConfig, Scoring};
 use crate::ops::{
@@ -15,13 +15,13 @@ const EPS: f32 = 1e-5;
 /// files have other types there than elsewhere.
 const SHAPES: [(usize, usize); 2] = [(256, 1408), (256, 1536)];
 
-/// Types whose random blocks are centred. With others a row of sums can be next to nothing, and its rounding next to
-/// that is not; they are checked as products.
+/// Types whose random blocks are centred. With others a row's sum can be close to zero and its rounding error large in
+/// comparison; they are checked as matmuls.
 const TYPES: [DType; 7] =
     [DType::F32, DType::F16, DType::BF16, DType::Q4_0, DType::Q5_0, DType::Q8_0, DType::Q6K];
 
 pub(super) fn run(context: &Context, report: &mut dyn Report) {
-    // Gate and up of two types; as many rows as fill groups of every length.
+    // Gate and up of two types; enough rows for groups of every length.
     let mixed = Network { gate: DType::Q8_0, up: DType::F16, ..Network::with(config(96)) };
     for num_rows in [3, 20, 40, 90, 200] {
         Network { num_rows, ..mixed.clone() }.check(context, report);
@@ -72,7 +72,7 @@ pub(super) fn run(context: &Context, report: &mut dyn Report) {
             Network { num_rows, ..Network::with(config) }.check(context, report);
         }
     }
-    // Biases of what the router and experts compute, and other activations. The clamp is so narrow that it shows.
+    // Biases of the router and the experts, and other activations. The clamp is narrow enough to show.
     let clamped = Activation::ClampedSwiglu { alpha: 1.702, limit: 0.5 };
     let biased =
         |has_router_bias: bool, has_biases: bool| ExpertsConfig { has_router_bias, has_biases, ..config(96) };
@@ -94,7 +94,7 @@ pub(super) fn run(context: &Context, report: &mut dyn Report) {
     Network { is_even: true, num_rows: 3, ..Network::with(softmax) }.check(context, report);
     for (index, dtype) in TYPES.into_iter().enumerate() {
         let (hidden, inside) = SHAPES[index % 2];
-        // What the rows of `down` are no whole blocks of.
+        // The size of `down`'s rows that is not a multiple of a block.
         let down = if inside.is_multiple_of(dtype.block_len()) { dtype } else { DType::Q5_0 };
         for num_rows in [1, 9] {
             let network =
@@ -172,13 +172,13 @@ impl Network {
             Activation::Silu => name + biases,
             other => format!("{name}{biases}, {other:?}"),
         };
-        let limit = |dtype: &DType| products::limit(context, *dtype, *num_rows);
-        // There are two products in a row.
+        let limit = |dtype: &DType| matmul::limit(context, *dtype, *num_rows);
+        // There are two matmuls in a row.
         let limit = 4.0 * limit(gate).max(limit(up)).max(limit(down));
         report.compare(context, name, limit, |context| self.run(context));
     }
 
-    /// Something small `+ experts(norm(x))`: beside `x` itself an error would be small.
+    /// Something small `+ experts(norm(x))`: compared with `x` itself an error would be small.
     fn run(&self, context: &Context) -> Result<Rows> {
         let &Self { hidden, num_rows, .. } = self;
         let ExpertsConfig { num_experts, intermediate_size: inside, .. } = self.config;
@@ -195,7 +195,7 @@ impl Network {
         };
         let (gate, up) = (stack(self.gate, inside, hidden, 100)?, stack(self.up, inside, hidden, 200)?);
         let down = stack(self.down, hidden, inside, 300)?;
-        let max_places = Routing::max_places(&self.config, num_rows);
+        let max_slots = Routing::max_slots(&self.config, num_rows);
         let mut routing = Routing::new(context, &self.config, num_rows)?;
         let weight = match self.is_even {
             true => Matrix::from_bytes(
@@ -214,11 +214,11 @@ impl Network {
         let linear = Linear { weight, bias };
         let router = Router { linear, selection_bias, config: self.config.clone(), num_shared };
         let mut scratch = LinearScratch::new(context, num_rows, hidden)?;
-        scratch.reserve_groups(context, num_experts + num_shared, max_places, inside.max(hidden))?;
+        scratch.reserve_groups(context, num_experts + num_shared, max_slots, inside.max(hidden))?;
         let x = buffer(context, &noise(1, num_rows * hidden), hidden, num_rows)?;
         let norm = rms_norm(context, 2, hidden, EPS)?;
-        let mut intermediate = unwritten(context, inside, max_places)?;
-        let mut products = unwritten(context, hidden, max_places)?;
+        let mut intermediate = unwritten(context, inside, max_slots)?;
+        let mut projected = unwritten(context, hidden, max_slots)?;
         let before: Vec<f32> = noise(8, num_rows * hidden).iter().map(|value| value / 16.0).collect();
         let mut sum = buffer(context, &before, hidden, num_rows)?;
         // Groups of an earlier step are gone.
@@ -227,7 +227,7 @@ impl Network {
         route(context, &mut scratch, num_rows, &x, &norm, &router, &mut routing)?;
         let activation = self.activation;
         experts_gated(context, &mut scratch, &routing, &x, &norm, &gate, &up, activation, &mut intermediate)?;
-        experts_residual(context, &mut scratch, &routing, &intermediate, &down, &mut products, &mut sum)?;
+        experts_residual(context, &mut scratch, &routing, &intermediate, &down, &mut projected, &mut sum)?;
         Rows::of(&sum, num_rows)
     }
 }

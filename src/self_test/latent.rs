@@ -1,14 +1,14 @@
-//! Products of heads, and attention over latent rows.
+//! Matmuls of heads, and attention over latent rows.
 
 use super::attention::one_layer;
 use super::oracle::{Rows, buffer, matrix, noise, rms_norm, unwritten};
-use super::{Report, products};
+use super::{Report, matmul};
 use crate::Result;
 use crate::config::{LatentAttentionConfig, ModelConfig, RopeStyle};
 use crate::ops::{
     AttentionHeads, AttentionLimits, AttentionMetadata, AttentionScratch, AttentionSpec, Context,
     DeviceInputs, EXPANDED_GROUP, ExpandedLimits, ExpandedScratch, Heads, KvCache, KvCacheDType,
-    LinearScratch, Matrix, MatrixStack, RopeTable, RowForm, StepInputs, expanded_attention, heads_linear,
+    LinearScratch, Matrix, MatrixStack, RopeTable, RowMode, StepInputs, expanded_attention, heads_linear,
     latent_kv_write, paged_attention,
 };
 use crate::weights::DType;
@@ -49,7 +49,7 @@ pub(super) fn run(context: &Context, report: &mut dyn Report) {
         };
         let name = format!("latent attention, {case:?}");
         report.compare(context, name, limit, |context| case.run(context));
-        // A GPU has no products of such rows, and knows no difference between few heads and many.
+        // GPUs have no matmuls of such rows, and no special case for few heads.
         if context.is_gpu() && (!case.rank.is_multiple_of(16) || case.num_heads > 4) {
             continue;
         }
@@ -73,7 +73,7 @@ pub(super) fn run(context: &Context, report: &mut dyn Report) {
                 let name =
                     format!("heads_linear {dtype}, {num_heads} of {inputs} to {outputs}, {num_rows} rows");
                 let case = |context: &Context| heads(context, num_heads, inputs, outputs, dtype, num_rows);
-                report.compare(context, name, products::limit(context, dtype, num_rows), case);
+                report.compare(context, name, matmul::limit(context, dtype, num_rows), case);
             }
         }
     }
@@ -89,7 +89,7 @@ pub(super) fn run(context: &Context, report: &mut dyn Report) {
             report.compare(context, name, limit, |context| own.run(context));
         }
     }
-    // With products on tensor cores, of many rows and, in so short a context, of few.
+    // With matmuls on tensor cores, of many rows and, in so short a context, of few.
     let limit = if context.cpu_level().is_some() { 4e-3 } else { 2e-6 };
     for sequences in [few.sequences, &[[8, 40]]] {
         let quantized = Case { weights: DType::Q8_0, sequences, ..few };
@@ -98,7 +98,7 @@ pub(super) fn run(context: &Context, report: &mut dyn Report) {
     }
 }
 
-/// What only the kernel for tensor cores has: tiles of positions, heads and values, and contexts in pieces of more than
+/// Cases for the tensor core kernel alone: tiles of positions, heads and values, and contexts in KV splits of more than
 /// the usual length.
 fn run_on_tensor_cores(context: &Context, report: &mut dyn Report) {
     let tiles = Case { sequences: &TILES, ..Case::default() };
@@ -114,7 +114,7 @@ fn run_on_tensor_cores(context: &Context, report: &mut dyn Report) {
         Case { num_heads: 2, rank: 16, sequences: &[[16_500, 1], [8_000, 1]], ..tiles },
     ];
     for case in cases {
-        // Of the exponents, what queries of half precision lack.
+        // The error of exponents from queries in half precision.
         let limit = match case.dtype {
             _ if case.query_size > 1.0 => 1e-3,
             KvCacheDType::Q8_0 => 1e-4,
@@ -143,7 +143,7 @@ fn heads(
     let x = buffer(context, &noise(1, num_rows * width), width, num_rows)?;
     let mut out = buffer(context, &noise(2, num_rows * out_width), out_width, num_rows)?;
     let x = Heads { rows: &x, stride };
-    // Once more of some rows by themselves.
+    // Again for some rows alone.
     for rows in [0..num_rows, num_rows / 2..num_rows] {
         heads_linear(context, &mut scratch, rows, x, &stack, &mut out, out_stride)?;
     }
@@ -159,13 +159,13 @@ struct Case {
     dtype: KvCacheDType,
     block_size: usize,
     style: RopeStyle,
-    /// What queries are multiplied with.
+    /// The factor of queries.
     query_size: f32,
     /// Of the projection of values.
     weights: DType,
     /// Tokens of each sequence that are in the cache before, and those that are computed.
     sequences: &'static [[usize; 2]],
-    /// The form whose results are compared.
+    /// The mode whose results are compared.
     is_expanded: bool,
 }
 
@@ -188,11 +188,11 @@ impl Default for Case {
     }
 }
 
-/// At and around the ends of pieces.
+/// At and around the ends of KV splits.
 const ABSORBED: [[usize; 2]; 6] = [[0, 9], [255, 1], [256, 1], [300, 1], [17, 31], [250, 12]];
 /// The same, also at and around the end of a span, and a row for more than one task.
 const EXPANDED: [[usize; 2]; 6] = [[200, 60], [3, 31], [256, 64], [0, 130], [980, 80], [2040, 32]];
-/// At and around the ends of tiles and pieces.
+/// At and around the ends of tiles and KV splits.
 const TILES: [[usize; 2]; 7] = [[30, 1], [31, 1], [32, 1], [48, 3], [254, 1], [511, 1], [512, 1]];
 const ROTATED: usize = 64;
 
@@ -211,7 +211,7 @@ impl Case {
         ModelConfig { latent_attention, rope, ..one_layer }
     }
 
-    /// Results of the rows that have the form of the case's sequences.
+    /// Results of the rows that have the mode of the case's sequences.
     fn run(self, context: &Context) -> Result<Rows> {
         let Self { num_heads, rank, dtype, block_size, style, sequences, is_expanded, .. } = self;
         let (row_dim, query_dim) = (rank + ROTATED, self.nope + ROTATED);
@@ -251,7 +251,7 @@ impl Case {
         let mut table = RopeTable::new(context, style, frequencies, 1.0, max_len)?;
         table.extend_to(max_len)?;
         let norm = rms_norm(context, 8, rank, EPS)?;
-        // What is not a token's is no number. The definition may read more.
+        // Slots without a token are NaN. The definition may read more.
         if !context.is_reference() {
             for block in 0..num_blocks {
                 let metadata = AttentionMetadata {
@@ -276,14 +276,14 @@ impl Case {
             let mut positions = Vec::new();
             for (sequence, lens) in sequences.iter().enumerate().filter(|(_, lens)| lens[step] > 0) {
                 let (first, end) = if step == 0 { (0, lens[0]) } else { (lens[0], lens[0] + lens[1]) };
-                // Blocks of a sequence lie apart.
+                // The blocks of a sequence are not adjacent.
                 let block = |index: usize| index * sequences.len() + sequence;
                 metadata
                     .slot_mapping
                     .extend((first..end).map(|at| block(at / block_size) * block_size + at % block_size));
                 let num_expanded = if end - first >= EXPANDED_GROUP { end } else { 0 };
-                let form = RowForm::of(end - first);
-                metadata.push(first..end, num_expanded, form, |index| block(index) as u32);
+                let mode = RowMode::of(end - first);
+                metadata.push(first..end, num_expanded, mode, |index| block(index) as u32);
                 positions.extend(first as u32..end as u32);
             }
             let num_tokens = positions.len();
@@ -299,7 +299,7 @@ impl Case {
             let lists = &inputs.upload(context, lists, &cache)?;
             let queries = Heads { rows: &rows, stride: query_dim };
             latent_kv_write(context, queries, &rows, lists, &norm, &table, &mut cache, 0, &mut absorbed)?;
-            // What was there before only fills the cache.
+            // Earlier steps only fill the cache.
             if step == 0 {
                 continue;
             }
@@ -338,7 +338,7 @@ impl Case {
         for head in 0..num_heads {
             let seed = 20 + 2 * head as u64;
             let mut own = noise(seed, rank * nope);
-            // Scores are as large whatever the widths are.
+            // Scores have the same magnitude for all widths.
             let size = (2048.0 / own.len() as f32).sqrt();
             own.iter_mut().for_each(|value| *value *= size);
             let dense = |values: &mut dyn Iterator<Item = f32>, rows: usize, cols: usize| {

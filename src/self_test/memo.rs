@@ -1,4 +1,4 @@
-//! What is right of each check, computed once for all devices.
+//! The expected results of checks, computed once for all devices.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::oracle::Expected;
 use crate::Result;
 
-/// Keeps what is right of every check that is done, as long as it lives. Threads that do the same check wait for one.
+/// Keeps the expected result of every check for its lifetime. Threads that run the same check wait for one of them.
 #[derive(Default)]
 pub struct Memo(Mutex<HashMap<String, Slot>>);
 
@@ -21,7 +21,7 @@ impl fmt::Debug for Memo {
 }
 
 impl Memo {
-    /// What [`Report::expected`](super::Report::expected) asks for.
+    /// The result for [`Report::expected`](super::Report::expected).
     ///
     /// # Errors
     /// Those of `compute`, which is then tried again the next time.

@@ -1,17 +1,17 @@
 //! Checks of a device against definitions in double precision, and of models against the CPU.
 //!
-//! What is right on one device may be wrong on another: a compiler, a driver or a chip can differ in ways that no
-//! other machine shows. So the checks are part of the program: they run on every device that there is, in the
-//! tests on the CPU and on the emulated GPU, and with `tinyvllm self-test` where a user is.
+//! Kernels that are right on one device may be wrong on another: a compiler, a driver or a chip can differ in ways that
+//! no other machine shows. So the checks are in the program: they run on every available device, in the tests on the
+//! CPU and on the emulated GPU, and with `tinyvllm self-test` on a user's machine.
 
 mod attention;
 mod experts;
 mod latent;
+mod matmul;
 mod memo;
 mod models;
 mod oracle;
 mod probes;
-mod products;
 mod rows;
 mod sampling;
 mod timing;
@@ -32,16 +32,16 @@ pub use timing::{Timing, timings};
 /// One thing that was checked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Check {
-    /// What was checked, with its shape.
+    /// The checked op, with its shape.
     pub name: String,
-    /// What was found, such as the error beside its limit.
+    /// The outcome, such as the error and its limit.
     pub detail: String,
     /// Whether it is right.
     pub passed: bool,
 }
 
 impl Check {
-    /// A normalised mean square error beside the largest that is allowed.
+    /// A normalised mean square error and the largest that is allowed.
     fn error(name: String, error: f64, limit: f64) -> Self {
         let detail = format!("error {error:.1e}, limit {limit:.0e}");
         Self { name, detail, passed: error <= limit }
@@ -53,18 +53,18 @@ impl Check {
     }
 }
 
-/// Who hears of checks, and says which are done. A closure wants all of them.
+/// Receives results, and selects the checks to run. A closure selects all of them.
 pub trait Report {
     /// Whether the check of this name is to be done.
     fn wants(&mut self, _name: &str) -> bool {
         true
     }
 
-    /// What became of one.
+    /// The result of a check.
     fn hear(&mut self, check: Check);
 
-    /// What is right of the check of this name. It is the same for all devices, so who does a check on many may keep it:
-    /// double precision takes longer than most devices do.
+    /// The expected result of the check of this name. It is the same for all devices, so a caller that checks several
+    /// may keep it: double precision takes longer than most devices.
     ///
     /// # Errors
     /// Those of the computation.
@@ -84,7 +84,7 @@ impl<F: FnMut(Check)> Report for F {
 }
 
 impl dyn Report + '_ {
-    /// Does a check if it is wanted: the error of what a device computes in a case beside the largest that is allowed.
+    /// Runs a check if it is selected. `run` returns the error of the device's results and the limit.
     fn compare(
         &mut self,
         context: &Context,
@@ -104,7 +104,7 @@ impl dyn Report + '_ {
         });
     }
 
-    /// Does a check if it is wanted: the error of an outcome beside the largest that is allowed.
+    /// Runs a check if it is selected. `run` returns the error of an outcome and the limit.
     fn check(&mut self, name: String, limit: f64, outcome: impl FnOnce() -> Result<f64>) {
         if self.wants(&name) {
             self.hear(match outcome() {
@@ -127,15 +127,15 @@ pub enum Effort {
 /// Ops that are checked together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Family {
-    /// What the others take for granted of a GPU.
+    /// Assumptions of the other checks about a GPU.
     Probes,
-    /// Products with weights.
-    Products,
+    /// Matmuls with weights.
+    Matmul,
     /// Embeddings and moved rows.
     Rows,
     /// Rotation, the cache, attention.
     Attention,
-    /// Products of heads and latent attention.
+    /// Matmuls of heads and latent attention.
     Latent,
     /// Networks of experts.
     Experts,
@@ -147,7 +147,7 @@ impl Family {
     /// All of them.
     pub const ALL: [Self; 7] = [
         Self::Probes,
-        Self::Products,
+        Self::Matmul,
         Self::Rows,
         Self::Attention,
         Self::Latent,
@@ -155,11 +155,11 @@ impl Family {
         Self::Sampling,
     ];
 
-    /// Checks these ops on a device, as far as `report` wants them, and tells each result as it comes.
+    /// Checks these ops on a device, as selected by `report`, and reports each result.
     pub fn check(self, context: &Context, effort: Effort, report: &mut dyn Report) {
         match self {
             Self::Probes => probes::run(context, report),
-            Self::Products => products::run(context, effort, report),
+            Self::Matmul => matmul::run(context, effort, report),
             Self::Rows => rows::run(context, report),
             Self::Attention => attention::run(context, effort, report),
             Self::Latent => latent::run(context, report),
@@ -169,14 +169,14 @@ impl Family {
     }
 }
 
-/// Checks every op on a device, as far as `report` wants it, and tells each result as it comes.
+/// Checks every op on a device, as selected by `report`, and reports each result.
 pub fn ops(context: &Context, effort: Effort, report: &mut dyn Report) {
     Family::ALL.into_iter().for_each(|family| family.check(context, effort, report));
 }
 
-/// Compiles the kernels of the checks of ops whose names are wanted, on several threads; the checks themselves would
-/// compile one after the other. Nothing, if the device has none to compile. A kernel that cannot be compiled fails the
-/// checks that take it. `on_progress` hears how many of how many are compiled, from any thread.
+/// Compiles the kernels of the selected checks on several threads; the checks themselves would compile one after the
+/// other. Does nothing if the device compiles no kernels. A kernel that does not compile fails the checks that use it.
+/// Calls `on_progress`, from any thread, with the number of compiled kernels and of all.
 pub fn compile_kernels(
     context: &Context,
     effort: Effort,
@@ -284,7 +284,7 @@ mod tests {
     }
 
     on_every_instruction_set! {
-        products: Products;
+        matmul: Matmul;
         rows: Rows;
         attention: Attention;
         latent: Latent;

@@ -1,4 +1,4 @@
-//! Models on a device: against the logits of independent implementations, and beside the CPU.
+//! Models on a device: against the logits of independent implementations, and compared with the CPU.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use super::{Check, Report};
 use crate::config::ModelConfig;
 use crate::models::{self, CausalLm, InputBatch, LoadOptions};
 use crate::ops::cpu::{CpuLevel, ThreadPool};
-use crate::ops::{Context, EXPANDED_GROUP, KvCache, KvCacheDType, RowForm};
+use crate::ops::{Context, EXPANDED_GROUP, KvCache, KvCacheDType, RowMode};
 use crate::weights::Checkpoint;
 use crate::{Error, Result, demo};
 
 const BLOCK_SIZE: usize = 16;
 const MAX_LEN: usize = 128;
 
-/// Models in single precision with `golden.safetensors` beside their weights: `ids`, the `logits` of each, and `greedy`,
+/// Models in single precision with `golden.safetensors` next to their weights: `ids`, the `logits` of each, and `greedy`,
 /// eight tokens with the 32 that follow.
 const EXACT: [&str; 19] = [
     "tiny/llama",
@@ -81,7 +81,7 @@ pub fn demo_model(context: &Arc<Context>, report: &mut dyn Report) {
     });
 }
 
-/// Does checks that have most of their work in common, if any of them is wanted; each fails where that does.
+/// Runs checks that share most of their work, if any of them is selected; an error of that work fails each of them.
 fn check_together<const N: usize>(
     names: [String; N],
     report: &mut dyn Report,
@@ -102,7 +102,7 @@ fn check_together<const N: usize>(
     }
 }
 
-/// Compares the golden models in a folder of fixtures with what the device computes.
+/// Compares the golden models in a folder of fixtures with the device's results.
 pub fn golden_models(context: &Arc<Context>, fixtures: &Path, report: &mut dyn Report) {
     for name in EXACT {
         let golden = PROMPT_LENS.map(|len| format!("{name}: golden tokens behind {len}"));
@@ -131,14 +131,14 @@ fn exact(
     let (first, rest) = golden.ids.split_at(9);
     let mut logits = model.forward(first, 0, num_grouped)?;
     logits.extend(model.forward(rest, first.len(), num_grouped)?);
-    let in_pieces = error(&logits, &golden.logits);
+    let in_chunks = error(&logits, &golden.logits);
     let mut generate = |name, len| {
         let (prompt, expected) = golden.greedy.split_at(len);
         let generated = model.generate(prompt, expected.len())?;
         Ok::<_, Error>(same_tokens(name, &generated.tokens, expected))
     };
     Ok([
-        Check::error(logits_name, whole.max(in_pieces), limit(context, name)),
+        Check::error(logits_name, whole.max(in_chunks), limit(context, name)),
         generate(first_name, PROMPT_LENS[0])?,
         generate(second_name, PROMPT_LENS[1])?,
     ])
@@ -173,7 +173,7 @@ struct Model {
     cache: KvCache,
 }
 
-/// What was generated, and all logits on the way.
+/// The generated tokens, and the logits of every step.
 struct Generated {
     tokens: Vec<u32>,
     logits: Vec<f64>,
@@ -196,7 +196,7 @@ impl Model {
         Ok(Self { model, cache })
     }
 
-    /// The logits of tokens from position `start` on, of a sequence of which so many are in whole groups of its prompt.
+    /// The logits of tokens from position `start` on, of a sequence of which this many are in whole groups of its prompt.
     fn forward(&mut self, token_ids: &[u32], start: usize, num_grouped: usize) -> Result<Vec<f64>> {
         let mut batch = InputBatch::default();
         batch.clear();
@@ -206,7 +206,7 @@ impl Model {
         batch.positions.extend(start as u32..end as u32);
         batch.attention.slot_mapping.extend(start..end);
         batch.logits_indices.extend(0..token_ids.len());
-        batch.attention.push(start..end, num_grouped, RowForm::of(token_ids.len()), |index| index as u32);
+        batch.attention.push(start..end, num_grouped, RowMode::of(token_ids.len()), |index| index as u32);
         let logits = self.model.forward(&batch, &mut self.cache)?;
         logits.read_exact(token_ids.len())
     }

@@ -1,4 +1,4 @@
-//! What is right: the same op by its definition in double precision. And inputs to try ops on.
+//! Expected results: the same op by its definition in double precision. And inputs for checks of ops.
 
 use crate::Result;
 pub(super) use crate::ops::cpu::noise::noise;
@@ -7,7 +7,7 @@ use crate::ops::reference::ReferenceBackend;
 use crate::ops::{Buffer, Context, Matrix, RmsNorm, Vector};
 use crate::weights::DType;
 
-/// What a case computed, row by row.
+/// The results of a case, row by row.
 #[derive(Debug, Default)]
 pub(super) struct Rows {
     pub(super) values: Vec<f64>,
@@ -21,12 +21,12 @@ impl Rows {
     }
 }
 
-/// What is right of a check: the case in candle's tensors, in double precision. No device changes it.
+/// The expected result of a check: the case in candle's tensors, in double precision. It is the same for every device.
 #[derive(Debug)]
 pub struct Expected(Rows);
 
 impl Expected {
-    /// For who looks at no results.
+    /// For callers that look at no results.
     pub(super) fn nothing() -> Self {
         Self(Rows::default())
     }
@@ -36,8 +36,8 @@ impl Expected {
     }
 }
 
-/// The error of the worst row of what a case gave on a device: the sum of the squares of the differences over the sum of
-/// the squares of what is right.
+/// The error of the worst row of a case's results on a device: the sum of the squared differences over the sum of the
+/// squared expected values.
 pub(super) fn compare(actual: &Rows, Expected(expected): &Expected) -> f64 {
     if actual.values.len() != expected.values.len() {
         return f64::INFINITY;
@@ -46,7 +46,7 @@ pub(super) fn compare(actual: &Rows, Expected(expected): &Expected) -> f64 {
     rows.map(|(actual, expected)| error(actual, expected)).fold(0.0, f64::max)
 }
 
-/// The sum of the squares of the differences over the sum of the squares of what is right.
+/// The sum of the squared differences over the sum of the squared expected values.
 pub(super) fn error(actual: &[f64], expected: &[f64]) -> f64 {
     let error: f64 = actual.iter().zip(expected).map(|(a, b)| (a - b).powi(2)).sum();
     let scale: f64 = expected.iter().map(|b| b * b).sum();
@@ -55,7 +55,7 @@ pub(super) fn error(actual: &[f64], expected: &[f64]) -> f64 {
     if error.is_nan() || actual.len() != expected.len() { f64::INFINITY } else { error }
 }
 
-/// Rows on the device, with room for `max_rows`.
+/// Rows on the device, with space for `max_rows`.
 pub(super) fn buffer(context: &Context, values: &[f32], width: usize, max_rows: usize) -> Result<Buffer> {
     let mut buffer = Buffer::new(context, max_rows, width)?;
     buffer.write(values.len() / width, |out| out.copy_from_slice(values))?;
@@ -67,7 +67,7 @@ pub(super) fn unwritten(context: &Context, width: usize, max_rows: usize) -> Res
     buffer(context, &vec![f32::NAN; width * max_rows], width, max_rows)
 }
 
-/// A norm with weights of its own.
+/// A norm with its own weights.
 pub(super) fn rms_norm(context: &Context, seed: u64, len: usize, eps: f32) -> Result<RmsNorm> {
     Ok(RmsNorm { weight: Vector::new(context, noise(seed, len))?, eps })
 }

@@ -1,5 +1,5 @@
-//! What the kernels take for granted of a GPU and of its compiler. These come first: where one of them fails, a GPU
-//! is different from those that the kernels were written for, and what fails behind it follows from that.
+//! The kernels' assumptions about a GPU and its compiler. These checks come first: if one of them fails, the GPU
+//! differs from those that the kernels were written for, and that explains later failures.
 
 use half::f16;
 
@@ -9,7 +9,7 @@ use crate::Result;
 use crate::ops::gpu::{KernelLimits, Probe};
 use crate::ops::{Buffer, Context, LinearScratch, kernel_limits, norm_logits, probe};
 
-/// What to do on a GPU that is different.
+/// The way out on a GPU that differs.
 const WAY_OUT: &str = "the kernels are wrong on this GPU; --kernels reference computes without them";
 
 pub(super) fn run(context: &Context, report: &mut dyn Report) {
@@ -45,7 +45,7 @@ pub(super) fn run(context: &Context, report: &mut dyn Report) {
     }
 }
 
-/// Tries something on a device; none where there is nothing to try.
+/// Runs a probe on a device; none if the device has no probes.
 type Probed = fn(&Context) -> Result<Option<Outcome>>;
 
 /// How many values were tried, and the first that is not as it should be.
@@ -54,7 +54,7 @@ struct Outcome {
     first: Option<String>,
 }
 
-/// Compares the results for some words with what is right; none on a device without these kernels.
+/// Compares the results for some words with the expected ones; none on a device without these kernels.
 fn compare(
     context: &Context,
     function: Probe,
@@ -78,11 +78,11 @@ fn low_half(word: u32) -> f16 {
     f16::from_bits(word as u16)
 }
 
-/// What is wrong with a number that should be another one.
+/// The difference between a number and the expected one, if it matters.
 fn differs(what: &str, actual: f32, expected: f32) -> Option<String> {
     let flushed =
         if actual == 0.0 && expected != 0.0 { ", as if it were too small to be a number" } else { "" };
-    // Zeros of either sign are equal; a NaN equals nothing.
+    // Zeros of either sign are equal; NaN equals nothing.
     (actual != expected).then(|| format!("{what} is {actual:e} and not {expected:e}{flushed}"))
 }
 
@@ -94,7 +94,7 @@ fn half_to_float(context: &Context) -> Result<Option<Outcome>> {
 }
 
 fn float_to_half(context: &Context) -> Result<Option<Outcome>> {
-    // Each half, and what lies a third of the way to the next one.
+    // Each half, and a value at a third of the distance to the next one.
     let words: Vec<u32> = all_halves()
         .into_iter()
         .flat_map(|word| {
@@ -117,7 +117,7 @@ fn matrices(context: &Context) -> Result<Option<Outcome>> {
     })
 }
 
-/// Apple does not say which values of a matrix a lane has.
+/// Apple does not document which values of a matrix a lane has.
 fn cells(context: &Context) -> Result<Option<Outcome>> {
     let words: Vec<u32> = (0..128).map(|cell| (cell as f32).to_bits()).collect();
     compare(context, Probe::Cells, &words, |word, result| {
@@ -145,7 +145,7 @@ fn functions(context: &Context) -> Result<Option<Outcome>> {
     for (function, x, expected) in CASES {
         let outcome = compare(context, function, &[x.to_bits()], |_, result| {
             let result = f32::from_bits(result);
-            // The weight of the most likely token, and of a piece by itself, is 1.
+            // The weight of the most likely token, and of a segment by itself, is 1.
             let limit = if expected == 1.0 { 0.0 } else { 1e-30 + 1e-5 * expected };
             let is_right = (result - expected).abs() <= limit;
             (!is_right).then(|| format!("{function:?} of {x:e} is {result:e} and not {expected:e}"))
@@ -158,8 +158,8 @@ fn functions(context: &Context) -> Result<Option<Outcome>> {
     Ok(Some(Outcome { num_values: CASES.len(), first: None }))
 }
 
-/// A row of a product has the same bits whatever rows are computed with it, although a compiler with fast arithmetic
-/// makes what it likes of the kernel of each number of rows.
+/// A row of a matmul has the same bits in every batch, although a compiler with fast arithmetic may compile the kernel
+/// of each number of rows differently.
 fn batches(context: &Context) -> Result<Option<Outcome>> {
     const ROWS: usize = 70;
     const MOST: usize = 37;
@@ -173,7 +173,7 @@ fn batches(context: &Context) -> Result<Option<Outcome>> {
         let norm = rms_norm(context, 2, cols, 1e-5)?;
         let x = noise(3, MOST * cols);
         let mut scratch = LinearScratch::new(context, MOST, cols)?;
-        let mut product = |num_rows: usize| -> Result<Vec<f32>> {
+        let mut matmul = |num_rows: usize| -> Result<Vec<f32>> {
             let x = buffer(context, &x[..num_rows * cols], cols, num_rows)?;
             let mut out = Buffer::new(context, num_rows, ROWS)?;
             norm_logits(context, &mut scratch, num_rows, &x, &norm, &weights, &mut out)?;
@@ -181,14 +181,14 @@ fn batches(context: &Context) -> Result<Option<Outcome>> {
         };
         // One order of additions for few rows, and one for many.
         for counts in [&[4, 1, 2, 3][..], &[MOST, 5, 8, 9, 16, 17]] {
-            let together = product(counts[0])?;
+            let together = matmul(counts[0])?;
             for &num_rows in &counts[1..] {
-                let alone = product(num_rows)?;
+                let alone = matmul(num_rows)?;
                 let differs = (0..alone.len()).find(|&index| alone[index] != together[index]);
                 if let Some(index) = differs {
                     let (row, column) = (index / ROWS, index % ROWS);
                     let first = format!(
-                        "{dtype}: value {column} of row {row} is {:e} in a product of {num_rows} rows and {:e} in \
+                        "{dtype}: value {column} of row {row} is {:e} in a matmul of {num_rows} rows and {:e} in \
                          one of {}",
                         alone[index], together[index], counts[0]
                     );
@@ -201,7 +201,7 @@ fn batches(context: &Context) -> Result<Option<Outcome>> {
     Ok(Some(Outcome { num_values, first: None }))
 }
 
-/// What the check of a kernel's limits is called.
+/// The name of the check of a kernel's limits.
 fn limits_of(kernel: &str) -> String {
     format!("limits of {kernel}")
 }

@@ -20,7 +20,7 @@ pub(super) fn run(context: &Context, report: &mut dyn Report) {
     for dtype in context.own_types() {
         // A few units of a row, and more than threads of a group.
         for cols in [48_usize, 1056].map(|cols| cols.next_multiple_of(dtype.block_len())) {
-            // Tiles have products of scales, and weights of two bytes, as halves.
+            // Tiles combine scales in half precision, and have weights of two bytes as halves.
             let is_rounded = context.has_tensor_cores() && (dtype.block_len() == 256 || dtype == DType::BF16);
             let limit = if is_rounded { 3e-7 } else { 0.0 };
             let name = format!("embed {dtype}, rows of {cols}");
@@ -45,13 +45,13 @@ pub(super) fn run(context: &Context, report: &mut dyn Report) {
     // Fewer values than threads, and several for each.
     for width in [48, 1056] {
         let name = format!("norm_residual, rows of {width}");
-        report.compare(context, name, 1e-12, |context| adding_norms(context, width));
+        report.compare(context, name, 1e-12, |context| norm_residual_rows(context, width));
     }
     for (len, first) in [(48, 0), (48, 16), (1056, 32)] {
         let name = format!("norm_part, {len} values from {first} on");
-        report.compare(context, name, 1e-12, |context| norming_parts(context, len, first));
+        report.compare(context, name, 1e-12, |context| norm_part_of_rows(context, len, first));
     }
-    // Tables that lie in rows, and in tiles on tensor cores.
+    // Tables in row order, and in tiles on tensor cores.
     for dtype in [DType::F32, DType::F16] {
         if let Some(sampler) = DeviceSampler::new(context).transpose() {
             let name = format!("embed what was sampled, {dtype}");
@@ -60,7 +60,7 @@ pub(super) fn run(context: &Context, report: &mut dyn Report) {
     }
 }
 
-/// Calls `run` with the lists of a step where the device wants them.
+/// Calls `run` with the batch metadata of a step, on the device if it needs it there.
 fn with_step<R>(
     context: &Context,
     token_ids: &[u32],
@@ -93,14 +93,15 @@ fn embedding(context: &Context, dtype: DType, cols: usize, scale: f32) -> Result
     Rows::of(&out, token_ids.len())
 }
 
-/// Embeddings of tokens that the device has sampled: none, because logits were no numbers, one past the table, and its
-/// last one. 0 if the first two are zeros and the last one is what it is if the host says which.
+/// Embeddings of tokens that the device has sampled: none, because logits were NaN, one past the table, and its last
+/// one. The error is 0 if the first two are zeros and the last one equals the embedding of a token that the host
+/// passes.
 fn sampled(context: &Context, mut sampler: DeviceSampler, dtype: DType) -> Result<f64> {
     const COLS: usize = 48;
     let vocab_size = VOCABULARY + 4;
     let peak = |token_id: usize| (0..vocab_size).map(move |id| if id == token_id { 1.0 } else { 0.0 });
     let none = std::iter::repeat_n(f32::NAN, vocab_size);
-    // What counts is the second of two steps.
+    // The second of two steps is checked.
     let steps: [Vec<f32>; 2] = [
         peak(0).chain(peak(1)).chain(peak(2)).collect(),
         none.chain(peak(VOCABULARY)).chain(peak(VOCABULARY - 1)).collect(),
@@ -128,7 +129,7 @@ fn gathering(context: &Context) -> Result<Rows> {
     Rows::of(&x, OUTPUTS.len())
 }
 
-/// Gates of both signs, some of them so large that nothing or all of them is left.
+/// Gates of both signs, some of them so large that the result is 0 or the full other half.
 fn gating(context: &Context, activation: Activation, width: usize) -> Result<Rows> {
     const NUM_ROWS: usize = 3;
     let mut halves = noise(3, NUM_ROWS * 2 * width);
@@ -139,8 +140,8 @@ fn gating(context: &Context, activation: Activation, width: usize) -> Result<Row
     Rows::of(&out, NUM_ROWS)
 }
 
-/// Rows so small that what is added to their squares shows.
-fn adding_norms(context: &Context, width: usize) -> Result<Rows> {
+/// Rows so small that the epsilon shows.
+fn norm_residual_rows(context: &Context, width: usize) -> Result<Rows> {
     const NUM_ROWS: usize = 3;
     let small: Vec<f32> = noise(4, NUM_ROWS * width).iter().map(|value| value * 1e-3).collect();
     let y = buffer(context, &small, width, NUM_ROWS)?;
@@ -149,14 +150,14 @@ fn adding_norms(context: &Context, width: usize) -> Result<Rows> {
     Rows::of(&x, NUM_ROWS)
 }
 
-/// Values so small that what is added to their squares shows, among others that stay as they are.
-fn norming_parts(context: &Context, len: usize, first: usize) -> Result<Rows> {
+/// Values so small that the epsilon shows, among others that are unchanged.
+fn norm_part_of_rows(context: &Context, len: usize, first: usize) -> Result<Rows> {
     const NUM_ROWS: usize = 3;
     let width = first + len + 7;
     let small: Vec<f32> = noise(4, NUM_ROWS * width).iter().map(|value| value * 1e-3).collect();
     let mut x = buffer(context, &small, width, NUM_ROWS)?;
     norm_part(context, NUM_ROWS, &mut x, first, &rms_norm(context, 6, len, 1e-6)?)?;
-    // What is beside it is small beside it.
+    // Its neighbours are small in comparison.
     let mut rows = Rows::of(&x, NUM_ROWS)?;
     for row in rows.values.chunks_mut(width) {
         row[..first].iter_mut().for_each(|value| *value *= 1e3);

@@ -1,4 +1,4 @@
-//! The device's sampler beside the host's.
+//! The device's sampler compared with the host's.
 
 use super::oracle::{buffer, noise};
 use super::{Check, Report};
@@ -6,7 +6,7 @@ use crate::Result;
 use crate::ops::{Context, DeviceSampler, SampleParams};
 use crate::sampling::{Sampler, SamplerInput, SamplingParams};
 
-/// A row of a batch: how it is sampled, and from what.
+/// A row of a batch: its sampling parameters and its history.
 #[derive(Debug, Clone)]
 struct Row {
     params: SamplingParams,
@@ -16,9 +16,9 @@ struct Row {
     output: Vec<u32>,
     /// Tokens that end the sequence.
     ends: Vec<u32>,
-    /// The logits of each step; those of the last one go on.
+    /// The logits of each step; later steps reuse the last ones.
     logits: Vec<Vec<f32>>,
-    /// What the last step has to give, where the case knows it. It says whether the case asks what it means to.
+    /// The expected last token, where the case knows it. It verifies that the case tests its intention.
     last: Option<u32>,
 }
 
@@ -68,7 +68,7 @@ struct Case {
     rows: Vec<Row>,
 }
 
-/// All cases on one sampler, so that each finds what the one before has left.
+/// All cases on one sampler, so that each starts with the state of the previous one.
 pub(super) fn run(context: &Context, report: &mut dyn Report) {
     let mut device = match DeviceSampler::new(context) {
         Ok(Some(device)) => device,
@@ -124,7 +124,7 @@ impl Case {
         for step in 0..num_steps {
             device.tokens(context, step, &mut actual)?;
             for (index, row) in rows.iter().enumerate() {
-                // What follows a row that has failed is not looked at, but must do no harm.
+                // Tokens after a failed row are not checked, but must do no harm.
                 if failed[index] {
                     continue;
                 }
@@ -174,7 +174,7 @@ fn rounded_noise(seed: u64, vocab_size: usize, bound: f32) -> Vec<f32> {
     noise(seed, vocab_size).into_iter().map(|value| (value * bound * 8.0).round() / 8.0).collect()
 }
 
-/// Rows from which nothing can be chosen, between others from which something can.
+/// Rows that cannot be sampled, between others that can.
 fn no_numbers() -> Case {
     const VOCAB_SIZE: usize = 70;
     let greedy = SamplingParams::greedy;
@@ -192,7 +192,7 @@ fn no_numbers() -> Case {
             row(params.clone(), with(-infinity, &[])),
             row(params.clone(), with(-infinity, &[(69, -80.0)])),
             row(params.clone(), with(-infinity, &[(0, 80.0)])),
-            // What makes the row one that cannot be sampled could be banned, or moved by a bias.
+            // The logit that makes the row invalid could be banned, or changed by a bias.
             Row {
                 ends: vec![3, 69],
                 ..row(SamplingParams { min_tokens: 9, ..params.clone() }, with(0.0, &[(3, nan)]))
@@ -304,7 +304,7 @@ fn penalties() -> Case {
             }
         }
     }
-    // Nothing was there before the first step.
+    // There was no history before the first step.
     for params in varieties {
         let with_steps =
             vec![logits(VOCAB_SIZE, 1.0, &[(9, 1.1)]), logits(VOCAB_SIZE, 1.0, &[(9, 1.1), (3, 1.05)])];
@@ -325,7 +325,7 @@ fn many_steps() -> Case {
     Case { name: "many steps", num_steps: 38, rows: vec![row] }
 }
 
-/// Banned end tokens and biases, each row with lists of its own.
+/// Banned end tokens and biases, each row with its own lists.
 fn bans_and_biases() -> Case {
     const VOCAB_SIZE: usize = 100;
     let greedy = SamplingParams::greedy();
@@ -353,7 +353,7 @@ fn bans_and_biases() -> Case {
             ));
         }
     }
-    // Tokens that do not exist, behind the last of this row and at the first of the next.
+    // Tokens that do not exist, after the last of this row and at the first of the next.
     let logit_bias = [(100, 50.0), (101, 50.0), (163, 50.0)].into();
     rows.push(Row {
         ends: vec![100, 101, 164],
@@ -377,7 +377,7 @@ fn bans_and_biases() -> Case {
 }
 
 /// Draws from equal weights, which show each bit of the random number that counts: from more rows and steps than the
-/// sampler has room for at first.
+/// sampler has space for at first.
 fn random_numbers() -> Case {
     const VOCAB_SIZE: usize = 96;
     let flat = || Row::new(sampled(), vec![1.0; VOCAB_SIZE]);
@@ -391,7 +391,7 @@ fn random_numbers() -> Case {
     for len in [1, 100, 65_535, 65_536, 70_000] {
         rows.push(Row { output: vec![7; len], ..flat() });
     }
-    // Seeds whose first numbers begin with 24 bits of 0 and of 1: the first token, and the last that is left.
+    // Seeds whose first numbers begin with 24 bits of 0 and of 1: the first token, and the last remaining one.
     for (seed, params) in [12_121_362, 16_390_493, 19_781_057, 28_454_778].into_iter().zip([
         sampled(),
         sampled(),
@@ -406,7 +406,7 @@ fn random_numbers() -> Case {
     Case { name: "random numbers", num_steps: 4, rows }
 }
 
-/// Thresholds that a small part of the weights decides: whether the second token is left beside the first.
+/// Thresholds that a small fraction of the weights decides: whether the second token is kept with the first.
 fn thresholds() -> Case {
     const VOCAB_SIZE: usize = 2150;
     const NUM_SEEDS: u64 = 16;
@@ -415,9 +415,9 @@ fn thresholds() -> Case {
     let both = |top_k, top_p| SamplingParams { top_k, top_p, ..sampled() };
     let equals: Vec<(u32, f32)> = (0..8).map(|index| (5 + 32 * index, 1.0)).collect();
     let rows = [
-        // Weights 1 and 0.5, and thousands of 2^-24, which come to next to nothing: the first one is enough.
+        // Weights 1 and 0.5, and thousands of 2^-24, whose sum is close to 0: the first one is enough.
         (both(VOCAB_SIZE - 1, 0.6664), logits(VOCAB_SIZE, tiny, &[first, (second, 0.5f32.ln())])),
-        // Just not, by a part of a hundredth.
+        // Just not, by one percent.
         (both(2, 0.6665), logits(VOCAB_SIZE, none, &[first, (second, 0.5019f32.ln())])),
         // Just not, by the lowest bits of the second one's weight.
         (both(2, 0.666_654), logits(VOCAB_SIZE, none, &[first, (second, -0.693_032_8)])),
@@ -433,7 +433,7 @@ fn thresholds() -> Case {
 
 /// Filters, alone and together, among many equals and among none.
 fn filters() -> Case {
-    // As many threads as tokens and some more.
+    // As many threads as tokens, and a few more.
     const VOCAB_SIZE: usize = 150;
     let filtered = [
         SamplingParams { min_p: 0.7, temperature: 2.0, ..sampled() },
@@ -500,7 +500,7 @@ fn long_lists() -> Case {
     Case { name: "long lists", num_steps: 2, rows }
 }
 
-/// Parameters that reach every part of the sampler, alone and together, for logits like those of a model.
+/// Parameters that reach every branch of the sampler, alone and together, for logits like those of a model.
 fn mixture() -> Case {
     const VOCAB_SIZE: usize = 1500;
     let base = SamplingParams { temperature: 0.8, ..sampled() };

@@ -1,4 +1,4 @@
-//! How long kernels take on shapes of real models, and how much memory they move meanwhile.
+//! The time of kernels for shapes of real models, and the memory that they move.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use super::oracle::{buffer, noise, random_matrix};
 use crate::Result;
 use crate::ops::{
     AttentionHeads, AttentionLimits, AttentionMetadata, AttentionScratch, AttentionSpec, Buffer, Context,
-    DeviceInputs, DeviceSampler, KvCache, KvCacheDType, Linear, LinearScratch, RowForm, SampleParams,
+    DeviceInputs, DeviceSampler, KvCache, KvCacheDType, Linear, LinearScratch, RowMode, SampleParams,
     StepInputs, linear_residual, paged_attention,
 };
 use crate::weights::DType;
@@ -50,7 +50,7 @@ impl std::fmt::Display for Timing {
     }
 }
 
-/// Measures products and attention and tells each result as it comes.
+/// Measures matmuls and attention and reports each result as it comes.
 ///
 /// # Errors
 /// If the device has no memory or fails.
@@ -58,7 +58,7 @@ pub fn timings(context: &Context, report: &mut dyn FnMut(Timing)) -> Result<()> 
     for dtype in [DType::Q4_0, DType::Q8_0, DType::Q4K, DType::Q6K, DType::F16] {
         for (rows, cols) in SHAPES {
             for num_tokens in [1, 2, 4, 8, 16, 512] {
-                report(product(context, dtype, rows, cols, num_tokens)?);
+                report(matmul(context, dtype, rows, cols, num_tokens)?);
             }
         }
     }
@@ -66,9 +66,9 @@ pub fn timings(context: &Context, report: &mut dyn FnMut(Timing)) -> Result<()> 
         report(attention(context, num_sequences, context_len - 1, 1)?);
     }
     report(attention(context, 1, 0, PROMPT)?);
-    for (form, context) in context.alternatives() {
+    for (variant, context) in context.alternatives() {
         let timing = attention(&context, 1, 0, PROMPT)?;
-        report(Timing { name: format!("{}, {form}", timing.name), ..timing });
+        report(Timing { name: format!("{}, {variant}", timing.name), ..timing });
     }
     for (top_k, top_p) in [(0, 1.0), (40, 1.0), (0, 0.9)] {
         if let Some(timing) = sampling(context, top_k, top_p)? {
@@ -97,7 +97,7 @@ fn measure(probe: &Buffer, mut run: impl FnMut(usize) -> Result<()>) -> Result<f
     }
 }
 
-fn product(context: &Context, dtype: DType, rows: usize, cols: usize, num_tokens: usize) -> Result<Timing> {
+fn matmul(context: &Context, dtype: DType, rows: usize, cols: usize, num_tokens: usize) -> Result<Timing> {
     let bytes = rows * cols / dtype.block_len() * dtype.block_bytes();
     let num_matrices = MATRIX_BYTES.div_ceil(bytes);
     let linears = (0..num_matrices)
@@ -119,7 +119,7 @@ fn product(context: &Context, dtype: DType, rows: usize, cols: usize, num_tokens
     })
 }
 
-/// Attention of `num_tokens` tokens for each sequence, behind `first` others: 32 heads over 8 of 128 values.
+/// Attention of `num_tokens` tokens for each sequence, after `first` others: 32 heads over 8 of 128 values.
 fn attention(context: &Context, num_sequences: usize, first: usize, num_tokens: usize) -> Result<Timing> {
     const HEADS: (usize, usize, usize) = (32, 8, 128);
     const BLOCK_SIZE: usize = 32;
@@ -145,13 +145,13 @@ fn attention(context: &Context, num_sequences: usize, first: usize, num_tokens: 
     let mut metadata = AttentionMetadata { block_size: BLOCK_SIZE, ..Default::default() };
     metadata.clear();
     for sequence in 0..num_sequences {
-        // Blocks of a sequence lie apart, as they come to do.
+        // The blocks of a sequence are not adjacent, as in practice.
         let block = |position: usize| position / BLOCK_SIZE * num_sequences + sequence;
         let slots = (first..context_len).map(|at| block(at) * BLOCK_SIZE + at % BLOCK_SIZE);
         metadata.slot_mapping.extend(slots);
         metadata.query_start_loc.push((sequence + 1) * num_tokens);
         metadata.seq_lens.push(context_len);
-        metadata.forms.push(RowForm::of(num_tokens));
+        metadata.modes.push(RowMode::of(num_tokens));
         metadata.block_tables.extend((0..blocks_each).map(|index| block(index * BLOCK_SIZE) as u32));
         metadata.block_table_starts.push(metadata.block_tables.len());
     }
@@ -181,8 +181,8 @@ fn attention(context: &Context, num_sequences: usize, first: usize, num_tokens: 
 fn sampling(context: &Context, top_k: usize, top_p: f32) -> Result<Option<Timing>> {
     const NUM_CALLS: usize = 64;
     let Some(mut sampler) = DeviceSampler::new(context)? else { return Ok(None) };
-    // Near a normal distribution with a standard deviation of 2.5. A row is changed when it is sampled, so each call
-    // has one of its own.
+    // Close to a normal distribution with a standard deviation of 2.5. Sampling changes a row, so each call has its
+    // own.
     let uniform = noise(1, 4 * VOCAB_SIZE);
     let row: Vec<f32> = uniform.chunks_exact(4).map(|four| 2.17 * four.iter().sum::<f32>()).collect();
     let rows = (0..NUM_CALLS).map(|_| buffer(context, &row, VOCAB_SIZE, 1)).collect::<Result<Vec<_>>>()?;

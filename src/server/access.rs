@@ -1,4 +1,4 @@
-//! Around every request: an id, a line in the log, and an answer even if the code behind panics.
+//! Around every request: an id, a line in the log, and an answer even if a handler panics.
 //!
 //! The log has no prompts, no answers and no keys.
 
@@ -28,8 +28,8 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_ID_BYTES: usize = 128;
 /// What the log says of a client that left before the answer began; the number is nginx's.
 const CLIENT_LEFT: u16 = 499;
-/// Why an answer is cut if nobody takes it any more.
-pub(super) const CLIENT_LEFT_EARLY: &str = "the client left before the end";
+/// Why an answer is cut if its client stopped reading.
+pub(super) const CLIENT_LEFT_EARLY: &str = "the client disconnected before the end";
 /// Most characters of a reason in the log.
 const MAX_REASON_CHARS: usize = 300;
 
@@ -72,7 +72,7 @@ pub trait AccessLog: Send + Sync {
     /// A request is over.
     fn record(&self, record: AccessRecord);
 
-    /// Something that whoever runs the server should know.
+    /// A notice for the operator.
     fn notice(&self, _message: &str) {}
 }
 
@@ -94,7 +94,7 @@ impl Note {
         Arc::clone(&self.request_id)
     }
 
-    /// Fields of the body that nobody read, for the header of the answer.
+    /// Fields of the body that were not read, for the header of the answer.
     pub(super) fn set_ignored(&self, names: Vec<String>) {
         *self.ignored.lock().unwrap_or_else(PoisonError::into_inner) = names;
     }
@@ -122,7 +122,7 @@ impl Note {
     /// Charges the request for more.
     ///
     /// # Errors
-    /// 429 if there is not so much now, 413 if there never is.
+    /// 429 if there is not enough now, 413 if there never is.
     pub(super) fn charge(&self, account: &Arc<RequestMemory>, num_bytes: usize) -> Result<(), ApiError> {
         let mut held = self.charge.lock().unwrap_or_else(PoisonError::into_inner);
         held.get_or_insert_with(|| Charge::new(account)).add(num_bytes)
@@ -133,7 +133,7 @@ impl Note {
     }
 }
 
-/// Writes the line when the answer is complete or given up.
+/// Writes the line when the answer is complete or aborted.
 struct Line {
     app: Arc<App>,
     start: Instant,
@@ -153,7 +153,7 @@ impl Drop for Line {
         record.cut = self.note.cut.lock().unwrap_or_else(PoisonError::into_inner).take().map(|reason| {
             let is_stalled = self.stalled.as_ref().is_some_and(Stalled::is_set);
             match reason == CLIENT_LEFT_EARLY && is_stalled {
-                true => "the client took nothing of it for too long (--write-timeout)".to_owned(),
+                true => "the client read nothing for too long (--write-timeout)".to_owned(),
                 false => reason.replace(['\r', '\n'], " "),
             }
         });
@@ -188,7 +188,7 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request<Bo
     };
     let mut answer = std::pin::pin!(next.run(request));
     let mut response = std::future::poll_fn(|cx| {
-        // After a panic the future is not polled again, so nobody sees what it left half done.
+        // After a panic the future is not polled again, so its partial state is not read.
         let polled = std::panic::catch_unwind(AssertUnwindSafe(|| answer.as_mut().poll(cx)));
         polled.unwrap_or_else(|_| {
             Poll::Ready(ApiError::internal("the server failed while answering").into_response())
@@ -201,8 +201,8 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request<Bo
     } else if line.record.path.starts_with("/api/") {
         response = for_ollama(response);
     }
-    let told = [(ignored::HEADER, &line.note.ignored), (ignored::DROPPED_HEADER, &line.note.dropped)];
-    for (name, names) in told {
+    let headers = [(ignored::HEADER, &line.note.ignored), (ignored::DROPPED_HEADER, &line.note.dropped)];
+    for (name, names) in headers {
         let names = std::mem::take(&mut *names.lock().unwrap_or_else(PoisonError::into_inner));
         if let Some(value) = ignored::header(&names) {
             response.headers_mut().insert(name, value);

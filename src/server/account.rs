@@ -1,10 +1,10 @@
 //! The memory that everything takes which is sent: one account for all requests together (`--max-request-memory`).
 //!
-//! Bytes are charged before they are taken, and stay charged until the answer is complete or given up, because what
+//! Bytes are charged before they are taken, and stay charged until the answer is complete or aborted, because what
 //! was read lives on in the request. What would go beyond the account is refused, so that small messages cannot become
 //! more memory than there is.
 //!
-//! All requests of a key, or of a client without one, have three quarters of it at most, so that nobody can hold what
+//! All requests of a key, or of a client without one, have three quarters of it at most, so that no client can hold what
 //! others need.
 //!
 //! Work on a thread that takes its time is done within [`charging`]. What it reads there charges the account of its
@@ -17,33 +17,33 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::error::ApiError;
-use crate::engine::ClientId;
-use crate::llm::return_free_memory;
+use tinyvllm::engine::ClientId;
+use tinyvllm_kernels::return_free_memory;
 
 /// The least account that makes sense: a few requests of the usual size.
 pub(super) const MIN_BYTES: usize = 1 << 20;
 /// The least account by default. Under it, ordinary requests would be refused.
 const MIN_DEFAULT_BYTES: u64 = 64 << 20;
 /// The share of free memory that is the account by default.
-const DEFAULT_SHARE: u64 = 8;
-/// Requests of up to so many bytes get the last of the account, which large ones leave to them.
+const DEFAULT_FRACTION: u64 = 8;
+/// Requests of up to this many bytes get the last of the account, which large ones leave to them.
 const SMALL_BYTES: usize = 256 << 10;
 /// The part of the account that is left to small requests.
-const SMALL_SHARE: usize = 8;
+const SMALL_DIVISOR: usize = 8;
 /// The part of the account that is left to others than one client.
-const OTHERS_SHARE: usize = 4;
-/// After a request that took so much, free memory goes back to the system, because the allocator would keep it.
+const OTHERS_DIVISOR: usize = 4;
+/// After a request that took this much, free memory goes back to the system, because the allocator would keep it.
 const LARGE_BYTES: usize = 8 << 20;
 /// Time until then.
 const RETURN_TIME: Duration = Duration::from_secs(1);
 /// Bytes that are taken for a byte of text while a template or a tokenizer works on it.
 const WORK_FACTOR: usize = 16;
-/// A request's own reader takes so much at a time from the account, which all threads share.
+/// A request's own reader takes this much at a time from the account, which all threads share.
 const STEP_BYTES: usize = 16 << 10;
 
-/// What requests may take together if nothing is said, where so many bytes are free.
+/// The default limit of all requests, where this many bytes are free.
 pub(super) fn default_bytes(free_bytes: u64) -> usize {
-    usize::try_from((free_bytes / DEFAULT_SHARE).max(MIN_DEFAULT_BYTES)).unwrap_or(usize::MAX)
+    usize::try_from((free_bytes / DEFAULT_FRACTION).max(MIN_DEFAULT_BYTES)).unwrap_or(usize::MAX)
 }
 
 /// Bytes that an allocation of this size takes, with what the allocator needs for itself.
@@ -140,9 +140,9 @@ impl RequestMemory {
         let wanted = own.saturating_add(num_bytes);
         let most = match wanted {
             0..=SMALL_BYTES => self.limit,
-            _ => self.limit - self.limit / SMALL_SHARE,
+            _ => self.limit - self.limit / SMALL_DIVISOR,
         };
-        let most_of_group = group.map_or(most, |_| most.min(self.limit - self.limit / OTHERS_SHARE));
+        let most_of_group = group.map_or(most, |_| most.min(self.limit - self.limit / OTHERS_DIVISOR));
         if wanted > most_of_group {
             return Err(ApiError::request_too_large(most_of_group, self.limit));
         }
@@ -150,15 +150,15 @@ impl RequestMemory {
         let (all, of_group) = (used.total, used.of(group));
         if of_group.saturating_add(num_bytes) > most_of_group {
             return Err(ApiError::busy(format!(
-                "this client's requests take {of_group} bytes of memory, and this one needs {num_bytes} more; those of \
-                 one client may take {most_of_group} together, of {} for all (--max-request-memory); send it again",
+                "this client's requests use {of_group} bytes of memory, and this one needs {num_bytes} more; the \
+                 limit for one client is {most_of_group}, of {} for all (--max-request-memory); send it again",
                 self.limit
             )));
         }
         if all.saturating_add(num_bytes) > most {
             return Err(ApiError::busy(format!(
-                "requests take {all} bytes of memory, and this one needs {num_bytes} more; all together may take \
-                 {most} (--max-request-memory); send it again"
+                "requests use {all} bytes of memory, and this one needs {num_bytes} more; the limit is {most} \
+                 (--max-request-memory); send it again"
             )));
         }
         used.add(group, num_bytes);
@@ -170,7 +170,7 @@ impl RequestMemory {
 #[derive(Debug)]
 pub(super) struct Charge {
     account: Arc<RequestMemory>,
-    /// Whose request it is. None for what is nobody's in particular.
+    /// The owner of the request, if there is one.
     group: Option<ClientId>,
     num_bytes: usize,
     /// The most that it was.
@@ -194,7 +194,7 @@ impl Charge {
     /// Takes more.
     ///
     /// # Errors
-    /// 429 if there is not so much now, 413 if there never is.
+    /// 429 if there is not enough now, 413 if there never is.
     pub(super) fn add(&mut self, num_bytes: usize) -> Result<(), ApiError> {
         self.account.take(self.group, self.num_bytes, num_bytes)?;
         self.num_bytes += num_bytes;
@@ -264,11 +264,11 @@ pub(super) fn charging<T>(charge: Charge, work: impl FnOnce() -> T) -> (T, Charg
     (result, running.map_or_else(|| Charge::new(&account), |running| running.charge))
 }
 
-/// Takes so many bytes for the work on this thread. Work that is on nobody's account, as at the start of the server,
-/// takes what it wants.
+/// Takes this many bytes for the work on this thread. Work on no account, as at the start of the server,
+/// takes what it needs.
 ///
 /// # Errors
-/// 429 if there is not so much now, 413 if there never is.
+/// 429 if there is not enough now, 413 if there never is.
 pub(super) fn charge(num_bytes: usize) -> Result<(), ApiError> {
     RUNNING.with_borrow_mut(|running| {
         let Some(running) = running else { return Ok(()) };
@@ -299,11 +299,11 @@ pub(super) fn give_back(num_bytes: usize) {
     });
 }
 
-/// Works on a text of so many bytes, which takes some of its size while it lasts: copies for a template and of what it
-/// writes, pieces, token ids.
+/// Works on a text of this many bytes, which takes some of its size while it lasts: copies for a template and of what it
+/// writes, chunks, token ids.
 ///
 /// # Errors
-/// 429 if there is not so much now, 413 if there never is; those of the work.
+/// 429 if there is not enough now, 413 if there never is; those of the work.
 pub(super) fn on_text<T>(
     num_bytes: usize,
     work: impl FnOnce() -> Result<T, ApiError>,
@@ -315,7 +315,7 @@ pub(super) fn on_text<T>(
     result
 }
 
-/// Why memory was refused since this was asked for the last time, if it was.
+/// Why memory was refused since the last call, if it was.
 pub(super) fn refusal() -> Option<ApiError> {
     RUNNING.with_borrow_mut(|running| running.as_mut()?.refusal.take())
 }
@@ -360,14 +360,14 @@ mod tests {
     }
 
     #[test]
-    fn a_quarter_is_left_to_others() {
+    fn a_quarter_stays_free_for_other_clients() {
         let account = Arc::new(RequestMemory::new(8 << 20));
         let charge = |number| Charge::of(&account, ClientId(number));
         let mut hog: Vec<Charge> = (0..100).map(|_| charge(1)).collect();
         let refused: Vec<ApiError> = hog.iter_mut().filter_map(|one| one.add(200 << 10).err()).collect();
         assert!(refused.len() >= 100 - 31 && account.used() <= 6 << 20);
         assert!(refused.iter().all(|error| error.status() == 429), "{refused:?}");
-        assert!(text(&refused[0]).contains("this client's requests take"), "{}", text(&refused[0]));
+        assert!(text(&refused[0]).contains("this client's requests use"), "{}", text(&refused[0]));
         let mut light = charge(2);
         light.add(1 << 20).unwrap();
         assert_eq!(charge(3).add((6 << 20) + 1).unwrap_err().status(), 413);
@@ -403,7 +403,7 @@ mod tests {
             })
         }));
         assert!(panicked.is_err() && account.used() == 0 && taken() == 0);
-        // Nobody's account.
+        // No account.
         charge(usize::MAX).unwrap();
     }
 
@@ -413,8 +413,7 @@ mod tests {
         let ((), rest) = charging(Charge::new(&account), || {
             let used = on_text(100_000, || Ok(account.used())).unwrap();
             assert!(used >= 100_000 * WORK_FACTOR && taken() == 0);
-            let error =
-                on_text(1 << 20, || -> Result<(), ApiError> { panic!("there is no room") }).unwrap_err();
+            let error = on_text(1 << 20, || -> Result<(), ApiError> { panic!("no capacity") }).unwrap_err();
             assert_eq!(error.status(), 413);
         });
         drop(rest);

@@ -14,12 +14,12 @@ use super::clients::Client;
 use super::error::ApiError;
 use super::half_closed::Answering;
 use super::state::App;
-use crate::engine::ClientId;
+use tinyvllm::engine::ClientId;
 
-/// Most members in a body that is packed with gzip. Programs that pack in pieces make one of every 64 kB.
+/// Most members in a body that is packed with gzip. Programs that pack in chunks make one of every 64 kB.
 const MAX_MEMBERS: usize = 1_024;
-/// The least room that a body is given.
-const MIN_ROOM: usize = 4 << 10;
+/// The least capacity of a body.
+const MIN_CAPACITY: usize = 4 << 10;
 
 /// A body that was read, with what is charged for it.
 pub(super) struct JsonBody {
@@ -32,17 +32,17 @@ impl JsonBody {
         Self { bytes: Vec::new(), charge: Charge::of(account, client) }
     }
 
-    /// Takes more bytes, if there is room for them.
+    /// Takes more bytes, if they fit.
     fn append(&mut self, data: &[u8], limit: usize) -> Result<(), ApiError> {
         let num_bytes = self.bytes.len() + data.len();
         if num_bytes > limit {
             return Err(ApiError::body_too_large(limit));
         }
-        let room = self.bytes.capacity();
-        if num_bytes > room {
+        let capacity = self.bytes.capacity();
+        if num_bytes > capacity {
             // A quarter more at a time: what is charged is to be near to what was sent.
-            let wanted = (room + room / 4).max(MIN_ROOM).min(limit).max(num_bytes);
-            self.charge.add(wanted - room)?;
+            let wanted = (capacity + capacity / 4).max(MIN_CAPACITY).min(limit).max(num_bytes);
+            self.charge.add(wanted - capacity)?;
             self.bytes.reserve_exact(wanted - self.bytes.len());
         }
         self.bytes.extend_from_slice(data);
@@ -92,7 +92,7 @@ fn is_packed(headers: &HeaderMap) -> Result<bool, ApiError> {
     }
 }
 
-/// Unpacks a body piece by piece, so that nothing is kept beyond the limits, whatever it would grow to.
+/// Unpacks a body chunk by chunk, so that nothing is kept beyond the limits, whatever it would grow to.
 pub(super) fn unpack(
     mut packed: &[u8],
     limit: usize,
@@ -100,20 +100,20 @@ pub(super) fn unpack(
     account: &Arc<RequestMemory>,
     client: ClientId,
 ) -> Result<JsonBody, ApiError> {
-    const PIECE_BYTES: usize = 64 << 10;
+    const CHUNK_BYTES: usize = 64 << 10;
     let start = Instant::now();
     let mut body = JsonBody::new(account, client);
-    let mut piece = vec![0; PIECE_BYTES];
+    let mut chunk = vec![0; CHUNK_BYTES];
     for _ in 0..MAX_MEMBERS {
         let mut decoder = GzDecoder::new(packed);
         loop {
             if start.elapsed() > timeout {
                 let seconds = whole_seconds(timeout);
-                return Err(ApiError::broken_body(format_args!("it takes more than {seconds} s to unpack")));
+                return Err(ApiError::broken_body(format_args!("unpacking it takes more than {seconds} s")));
             }
-            match decoder.read(&mut piece) {
+            match decoder.read(&mut chunk) {
                 Ok(0) => break,
-                Ok(num_bytes) => body.append(&piece[..num_bytes], limit)?,
+                Ok(num_bytes) => body.append(&chunk[..num_bytes], limit)?,
                 Err(error) => {
                     return Err(ApiError::broken_body(format_args!("it is not valid gzip: {error}")));
                 }
@@ -124,7 +124,7 @@ pub(super) fn unpack(
             return Ok(body);
         }
     }
-    let message = format_args!("it has more than {MAX_MEMBERS} members of gzip; pack it as one");
+    let message = format_args!("it has more than {MAX_MEMBERS} gzip members; send one");
     Err(ApiError::broken_body(message))
 }
 
@@ -133,7 +133,7 @@ pub(super) fn whole_seconds(duration: Duration) -> u64 {
 }
 
 /// The type keeps web pages of other origins out: without asking first, a browser sends no JSON for them. What
-/// ollama's documentation has people type names the type of forms; a browser would tell where
+/// ollama's documentation uses the content type of forms; a browser sends it
 /// one came from.
 fn require_json(head: &Parts) -> Result<(), ApiError> {
     let headers = &head.headers;
@@ -151,7 +151,7 @@ fn require_json(head: &Parts) -> Result<(), ApiError> {
 
 async fn read_bytes(app: &App, client: ClientId, mut body: Body) -> Result<JsonBody, ApiError> {
     let limit = app.config.max_body_bytes;
-    // What the client announces is refused before it is read; what it sends is counted all the same.
+    // What the client announces is refused before it is read; what it sends is counted as well.
     if body.size_hint().lower() > limit as u64 {
         return Err(ApiError::body_too_large(limit));
     }
@@ -209,10 +209,10 @@ mod tests {
         };
         let most = packed(b"").repeat(MAX_MEMBERS);
         assert!(read(&most, 100, long).is_ok());
-        refused(&[most, packed(b"")].concat(), 100, long, 400, "1024 members");
+        refused(&[most, packed(b"")].concat(), 100, long, 400, "1024 gzip members");
         refused(&packed(&[b'0'; 101]), 100, long, 413, "--max-body-bytes");
         refused(&packed(&vec![b'0'; 9 << 20]), 32 << 20, long, 413, "--max-request-memory");
-        refused(&two, 100, Duration::ZERO, 400, "0 s to unpack");
+        refused(&two, 100, Duration::ZERO, 400, "unpacking it takes more than 0 s");
         refused(&two[..two.len() - 1], 100, long, 400, "not valid gzip");
     }
 }

@@ -1,9 +1,9 @@
-//! Who is who: the clients between which the engine divides what there is.
+//! Clients: the units between which the engine divides its capacity.
 //!
 //! A client is an API key. Without keys it is the address that a connection comes from. Where `--trust-client-ids`
-//! says that whoever sends requests does so for others and tells for whom, it is the name in the header
+//! says that senders act for others and name them, it is the name in the header
 //! `x-client-id`, or else in the field `user`, for each key. Of names and addresses that are new, only a few a second are
-//! clients of their own (`newcomers.rs`). The engine sees numbers only; no name is kept.
+//! clients of their own (`new_clients.rs`). The engine sees numbers only; no name is kept.
 
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::net::{IpAddr, Ipv6Addr};
@@ -12,8 +12,8 @@ use axum::http::{HeaderMap, HeaderName, Request};
 
 use super::error::ApiError;
 use super::keys::FoundKey;
-use super::newcomers::Newcomers;
-use crate::engine::{ClientId, Weight};
+use super::new_clients::NewClients;
+use tinyvllm::engine::{ClientId, Weight};
 
 pub(super) const HEADER: HeaderName = HeaderName::from_static("x-client-id");
 
@@ -33,7 +33,7 @@ impl Client {
     /// Whom the request was found to be from, where it was let in.
     pub(super) fn of<B>(request: &Request<B>) -> Result<Self, ApiError> {
         let client = request.extensions().get::<Self>().copied();
-        client.ok_or_else(|| ApiError::internal("nobody asked who the client is"))
+        client.ok_or_else(|| ApiError::internal("a request without a client reached the handler"))
     }
 }
 
@@ -41,14 +41,14 @@ impl Client {
 #[derive(Debug)]
 pub(super) struct Clients {
     trusts_names: bool,
-    /// Of 64 bits with a key of this process, so that nobody can choose to be somebody else.
+    /// Of 64 bits with a key of this process, so that no client can choose another one's number.
     hasher: RandomState,
-    newcomers: Newcomers,
+    new_clients: NewClients,
 }
 
 impl Clients {
     pub(super) fn new(trusts_names: bool) -> Self {
-        Self { trusts_names, hasher: RandomState::new(), newcomers: Newcomers::new() }
+        Self { trusts_names, hasher: RandomState::new(), new_clients: NewClients::new() }
     }
 
     /// The client of a request with this key, if keys are needed, from this address.
@@ -89,7 +89,7 @@ impl Clients {
     fn own_or_new(&self, key: Option<usize>, identity: impl Hash) -> ClientId {
         let [own, others] =
             [self.hasher.hash_one(identity), self.hasher.hash_one(("newcomers", key))].map(ClientId);
-        self.newcomers.resolve(own, others)
+        self.new_clients.resolve(own, others)
     }
 }
 

@@ -1,12 +1,12 @@
 //! Connections: accepting them, and what happens on one that stalls.
 //!
-//! There are so many in all and so many from one address. A few more are a reserve, on which only `/health` and
-//! `/metrics` are answered, and quickly: whoever watches the server sees it also when all others are taken.
+//! Their number is limited, in all and from one address. A few more are a reserve, on which only `/health` and
+//! `/metrics` are answered, and quickly: monitoring works also when all others are taken.
 //!
 //! What cannot be read as HTTP is answered by hyper, with a status alone; `TimedStream` holds that back, and a body that
 //! says what is wrong goes out instead. A client that does not send its head in time gets 408, one that begins with
-//! HTTP/2 505. One that does not take what is sent to it within the write timeout is cut off, which gives up its
-//! requests. One that closes its half behind a request is still answered (`half_closed.rs`).
+//! HTTP/2 505. One that does not take what is sent to it within the write timeout is cut off, which aborts its
+//! requests. One that closes its half after a request is still answered (`half_closed.rs`).
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -51,7 +51,7 @@ const LINGER: Duration = Duration::from_millis(500);
 /// Time for the first request of a new connection when the server ends.
 const GREETING_TIME: Duration = Duration::from_millis(250);
 
-/// Connections beyond the others, for those who watch the server, unless the system allows fewer. Half of them may be
+/// Connections beyond the others, for monitoring, unless the system allows fewer. Half of them may be
 /// from one address.
 pub(super) const RESERVE: usize = 64;
 /// Time for a request on such a connection to arrive.
@@ -66,7 +66,7 @@ pub(super) struct Peer {
     is_reserve: bool,
 }
 
-/// Whether a connection was given up because its client took nothing.
+/// Whether a connection was closed because its client read nothing.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Stalled(Arc<AtomicBool>);
 
@@ -95,13 +95,13 @@ pub(super) async fn keep_reserve(request: Request<Body>, next: Next) -> Response
 type Counts = Arc<Mutex<HashMap<IpAddr, [usize; 2]>>>;
 
 /// A connection that is counted until this is dropped.
-struct Place {
+struct ConnectionPermit {
     peer: Peer,
     counts: Counts,
     _permit: OwnedSemaphorePermit,
 }
 
-impl Place {
+impl ConnectionPermit {
     /// None if there are too many from this address.
     fn take(peer: Peer, limit: usize, counts: &Counts, permit: OwnedSemaphorePermit) -> Option<Self> {
         let mut all = counts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -114,7 +114,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         let mut all = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = all.get_mut(&self.peer.address) {
@@ -134,9 +134,9 @@ pub(super) async fn accept_all(
     notices: Notices,
     mut close: watch::Receiver<bool>,
 ) {
-    let shares = app.descriptors.shares;
+    let budget = app.descriptors.budget;
     let (slots, reserve) =
-        (Arc::new(Semaphore::new(shares.connections)), Arc::new(Semaphore::new(shares.reserve)));
+        (Arc::new(Semaphore::new(budget.connections)), Arc::new(Semaphore::new(budget.reserve)));
     let counts = Counts::default();
     loop {
         let next = async {
@@ -148,7 +148,7 @@ pub(super) async fn accept_all(
             };
             (slot, spare, listener.accept().await)
         };
-        // Whoever has connected before the end is still accepted, to be told of it.
+        // A client that connected before the end is still accepted, to get the error.
         let (slot, spare, accepted) = tokio::select! {
             biased;
             next = next => next,
@@ -159,7 +159,7 @@ pub(super) async fn accept_all(
             // Only this one is gone.
             Err(error) if is_of_one_connection(&error) => continue,
             Err(error) => {
-                notices.tell("accept", || format!("nobody can connect: {error}"));
+                notices.log("accept", || format!("connections cannot be accepted: {error}"));
                 tokio::select! {
                     () = tokio::time::sleep(ACCEPT_PAUSE) => continue,
                     () = closed(&mut close) => return,
@@ -171,25 +171,25 @@ pub(super) async fn accept_all(
         let slot = slot.or_else(|| Arc::clone(&slots).try_acquire_owned().ok());
         let ordinary = slot.and_then(|slot| {
             let peer = Peer { address, is_reserve: false };
-            Place::take(peer, shares.per_address, &counts, slot)
+            ConnectionPermit::take(peer, budget.per_address, &counts, slot)
         });
-        let place = ordinary.or_else(|| {
+        let permit = ordinary.or_else(|| {
             let spare = spare.or_else(|| Arc::clone(&reserve).try_acquire_owned().ok())?;
-            Place::take(Peer { address, is_reserve: true }, shares.reserve / 2, &counts, spare)
+            ConnectionPermit::take(Peer { address, is_reserve: true }, budget.reserve / 2, &counts, spare)
         });
-        // Whoever has them all, and the reserve's, is not answered.
-        let Some(place) = place else { continue };
-        // Tokens are small, and each is wanted at once. A socket that refuses works all the same.
+        // A client that has them all, and the reserve, is not answered.
+        let Some(permit) = permit else { continue };
+        // Tokens are small, and each is urgent. A socket that refuses the option works without it.
         let _ = stream.set_nodelay(true);
         let stalled = Stalled::default();
         let answering = Answering::default();
-        let router = router.clone().layer(Extension(place.peer));
+        let router = router.clone().layer(Extension(permit.peer));
         let router = router.layer(Extension(stalled.clone())).layer(Extension(answering.clone()));
         let (app, close) = (Arc::clone(&app), close.clone());
         tokio::spawn(async move {
             let stream = TimedStream::new(stream, app.config.write_timeout, stalled, answering);
-            serve(stream, router, &app.config, place.peer.is_reserve, close).await;
-            drop(place);
+            serve(stream, router, &app.config, permit.peer.is_reserve, close).await;
+            drop(permit);
         });
     }
 }
@@ -225,7 +225,7 @@ async fn serve(
     let accepted = Instant::now();
     let end = async {
         closed(&mut close).await;
-        // Where nothing has come yet, hyper would close without an answer, and who has just connected is about to ask.
+        // Where nothing has come yet, hyper would close without an answer, and a new client is about to send.
         tokio::time::sleep_until(accepted + GREETING_TIME).await;
     };
     tokio::pin!(end);
@@ -252,7 +252,7 @@ async fn serve(
         _ => None,
     };
     if let Some(error) = unanswered {
-        // Whoever was too slow to ask may not listen either.
+        // A client that was too slow to send may not read either.
         let _ = stream.write_all(&raw_response(&error)).await;
     }
     // A socket that is closed with unread bytes resets the connection, and the answer can get lost.

@@ -1,7 +1,7 @@
 //! Which web pages may use the server: its own, and those of the origins that `--allowed-origins` names.
 //!
 //! A browser asks before it sends JSON or a key to another origin. The question has no key, so it is answered
-//! before keys are looked at; it reaches nothing behind.
+//! before keys are looked at; it reaches nothing after.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,12 +15,12 @@ use axum::response::Response;
 
 use super::error::ok_without_body;
 use super::state::App;
-use crate::Error;
+use tinyvllm::Error;
 
 /// How long a browser may remember the answer, in seconds.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 
-/// Where a web page comes from: scheme, host and port. Or every place.
+/// The origin of a web page: scheme, host and port. Or any.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin(String);
 
@@ -66,7 +66,7 @@ impl Origin {
     }
 }
 
-/// Answers what browsers ask before they send something, and tells them who may read the answer.
+/// Answers preflight requests of browsers, and declares which pages may read the answer.
 pub(super) async fn share(State(app): State<Arc<App>>, request: Request<Body>, next: Next) -> Response {
     let allowed = &app.config.allowed_origins;
     if allowed.is_empty() {

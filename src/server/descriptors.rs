@@ -7,9 +7,9 @@
 use super::ServerConfig;
 use super::connection::RESERVE;
 use super::kv_events::MAX_PEERS;
-use crate::{Error, Result};
+use tinyvllm::{Error, Result};
 
-/// Files beside connections: of the model, of the device, of what reads them; and connections that are being refused.
+/// Files in addition to connections: of the model, of the device, of what reads them; and connections that are being refused.
 const SPARE: usize = 128;
 /// The least of that with which the server starts.
 const MIN_SPARE: usize = 16;
@@ -18,11 +18,11 @@ const MIN_CONNECTIONS: usize = 4;
 
 /// What the open files are divided into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Shares {
+pub(super) struct DescriptorBudget {
     /// Connections, and how many of them may be from one address.
     pub(super) connections: usize,
     pub(super) per_address: usize,
-    /// Connections beyond these, for those who watch the server.
+    /// Connections beyond these, for monitoring.
     pub(super) reserve: usize,
     /// Peers of the KV events.
     pub(super) peers: usize,
@@ -31,10 +31,10 @@ pub(super) struct Shares {
 /// What is to be known of a server's open files.
 #[derive(Debug, Clone)]
 pub(super) struct Descriptors {
-    pub(super) shares: Shares,
+    pub(super) budget: DescriptorBudget,
     /// All that the process may have open, if the system has a limit.
     pub(super) limit: Option<usize>,
-    /// What whoever starts the server should know.
+    /// A notice for the operator.
     pub(super) notice: Option<String>,
 }
 
@@ -44,7 +44,7 @@ impl Descriptors {
     /// # Errors
     /// If the server could not even start.
     pub(super) fn of(config: &ServerConfig) -> Result<Self> {
-        let wanted = Shares {
+        let wanted = DescriptorBudget {
             connections: config.max_connections,
             per_address: config.max_connections_per_address,
             reserve: RESERVE,
@@ -52,33 +52,34 @@ impl Descriptors {
         };
         let num_open = system::num_open();
         let Some(limit) = system::raise_limit(wanted.num_files(num_open)) else {
-            return Ok(Self { shares: wanted, limit: None, notice: None });
+            return Ok(Self { budget: wanted, limit: None, notice: None });
         };
-        let shares = wanted.within(limit, num_open).ok_or_else(|| {
+        let budget = wanted.within(limit, num_open).ok_or_else(|| {
             let least = wanted.least(num_open);
             Error::invalid_request(format!(
-                "this process may have {limit} files open (ulimit -n), and a server takes at least {least}"
+                "this process may have {limit} files open (ulimit -n), and a server needs at least {least}"
             ))
             .with_hint(format!("allow more, for instance with ulimit -n {}", wanted.num_files(num_open)))
         })?;
-        let notice = (shares != wanted).then(|| {
-            let Shares { connections, per_address, .. } = shares;
-            let peers = match shares.peers {
+        let notice = (budget != wanted).then(|| {
+            let DescriptorBudget { connections, per_address, .. } = budget;
+            let peers = match budget.peers {
                 0 => String::new(),
                 peers => format!(", and {peers} peers of the KV events"),
             };
             format!(
-                "this process may have {limit} files open (ulimit -n), so there are at most {connections} connections \
-                 at once, {per_address} from one address{peers}; for all that were asked for it takes {}",
+                "this process may have {limit} files open (ulimit -n), so there are at most {connections} \
+                 connections \
+                 at once, {per_address} from one address{peers}; the requested limits need {}",
                 wanted.num_files(num_open)
             )
         });
-        Ok(Self { shares, limit: Some(limit), notice })
+        Ok(Self { budget, limit: Some(limit), notice })
     }
 }
 
-impl Shares {
-    /// Files that are open when all of this is taken, where so many are open already.
+impl DescriptorBudget {
+    /// Files that are open when all of this is taken, where this many are open already.
     fn num_files(&self, num_open: usize) -> usize {
         let kinds = [num_open, SPARE, self.reserve, self.peers];
         kinds.into_iter().fold(self.connections, usize::saturating_add)
@@ -121,7 +122,7 @@ mod system {
         std::fs::read_dir("/dev/fd").map_or(USUAL, |files| files.count().saturating_sub(1))
     }
 
-    /// Raises the limit to so many, if it is lower and may be; what it is then, if there is one.
+    /// Raises the limit to this many, if it is lower and may be; what it is then, if there is one.
     pub(super) fn raise_limit(wanted: usize) -> Option<usize> {
         let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
         let wanted = u64::try_from(wanted).unwrap_or(u64::MAX).min(hard);
@@ -146,30 +147,33 @@ mod system {
 mod tests {
     use super::*;
 
-    const WANTED: Shares = Shares { connections: 4_096, per_address: 1_024, reserve: 64, peers: 256 };
+    const WANTED: DescriptorBudget =
+        DescriptorBudget { connections: 4_096, per_address: 1_024, reserve: 64, peers: 256 };
 
     #[test]
     fn whatever_the_limit_all_kinds_of_connections_and_files_fit() {
         assert_eq!(WANTED.within(4_096 + 64 + 256 + 128 + 9, 9), Some(WANTED));
         assert_eq!(WANTED.within(8, 9), None);
-        for wanted in
-            [WANTED, Shares { peers: 0, ..WANTED }, Shares { connections: 4, per_address: 9, ..WANTED }]
-        {
+        for wanted in [
+            WANTED,
+            DescriptorBudget { peers: 0, ..WANTED },
+            DescriptorBudget { connections: 4, per_address: 9, ..WANTED },
+        ] {
             for num_open in [3, 40] {
                 for limit in wanted.least(num_open)..5_000 {
-                    let shares = wanted.within(limit, num_open).unwrap();
-                    let Shares { connections, per_address, reserve, peers } = shares;
+                    let budget = wanted.within(limit, num_open).unwrap();
+                    let DescriptorBudget { connections, per_address, reserve, peers } = budget;
                     let num_files = num_open + MIN_SPARE + connections + reserve + peers;
-                    assert!(num_files <= limit, "{limit}: {shares:?}");
-                    assert!(connections >= MIN_CONNECTIONS && reserve >= MIN_CONNECTIONS, "{shares:?}");
-                    assert!(per_address >= 1 && (peers > 0) == (wanted.peers > 0), "{shares:?}");
+                    assert!(num_files <= limit, "{limit}: {budget:?}");
+                    assert!(connections >= MIN_CONNECTIONS && reserve >= MIN_CONNECTIONS, "{budget:?}");
+                    assert!(per_address >= 1 && (peers > 0) == (wanted.peers > 0), "{budget:?}");
                     let may_have_all = wanted.per_address >= wanted.connections;
-                    assert_eq!(per_address >= connections, may_have_all, "{shares:?}");
+                    assert_eq!(per_address >= connections, may_have_all, "{budget:?}");
                 }
                 assert_eq!(wanted.within(wanted.least(num_open) - 1, num_open), None);
             }
         }
-        let shares = WANTED.within(1_024, 10).unwrap();
-        assert_eq!(shares, Shares { connections: 601, per_address: 300, reserve: 64, peers: 221 });
+        let budget = WANTED.within(1_024, 10).unwrap();
+        assert_eq!(budget, DescriptorBudget { connections: 601, per_address: 300, reserve: 64, peers: 221 });
     }
 }

@@ -11,7 +11,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::{Error, ErrorKind, quoted, shortened};
+use tinyvllm::{Error, ErrorKind, quoted, shortened};
 
 /// Seconds after which a client that was turned away may try again.
 const RETRY_SECONDS: u64 = 1;
@@ -64,21 +64,21 @@ impl ApiError {
         Self { closes: true, ..Self::new(StatusCode::BAD_REQUEST, None, message) }
     }
 
-    /// 400, or the end of a stream: the answer cannot go on as the request wants it.
+    /// 400, or the end of a stream: the answer cannot continue as requested.
     pub(super) fn cannot_go_on(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, Some("answer_not_possible"), message)
     }
 
     /// 400: headers of which there can be one.
     pub(super) fn repeated_header(name: &str) -> Self {
-        let message = format!("the header {name} is there more than once; send it once");
+        let message = format!("the header {name} is repeated; send it once");
         Self { closes: true, ..Self::new(StatusCode::BAD_REQUEST, None, message) }
     }
 
-    /// 501: the body is packed for the way as nobody here unpacks it.
+    /// 501: the transfer encoding is not supported.
     pub(super) fn unknown_transfer_encoding(found: &str) -> Self {
         let message = format!(
-            "the transfer encoding is {}; send the body as it is or chunked, and say with content-encoding that it is gzip",
+            "the transfer encoding is {}; send the body as it is or chunked, and declare gzip in content-encoding",
             quoted(found)
         );
         Self { closes: true, ..Self::new(StatusCode::NOT_IMPLEMENTED, None, message) }
@@ -86,8 +86,7 @@ impl ApiError {
 
     /// 417.
     pub(super) fn unknown_expectation(found: &str) -> Self {
-        let message =
-            format!("the header expect is {}; nothing but 100-continue can be expected", quoted(found));
+        let message = format!("the header expect is {}; only 100-continue is supported", quoted(found));
         Self { closes: true, ..Self::new(StatusCode::EXPECTATION_FAILED, None, message) }
     }
 
@@ -102,7 +101,7 @@ impl ApiError {
         Self::new(StatusCode::UNAUTHORIZED, Some("invalid_api_key"), message)
     }
 
-    /// 403: sent to a name that a web page may have, which wants to use a server without keys.
+    /// 403: sent to a name that a web page may have, on a server without keys.
     pub(super) fn foreign_host(host: Option<&HeaderValue>) -> Self {
         let host = host.map(|host| String::from_utf8_lossy(host.as_bytes())).unwrap_or_default();
         let message = format!(
@@ -118,21 +117,22 @@ impl ApiError {
         let way_out = match path.strip_prefix("/api/") {
             Some("embed" | "embeddings") => "models generate text only",
             Some("copy" | "create" | "delete" | "pull" | "push") => {
-                "the server has the model that it was started with; `tinyvllm pull`, `list` and `rm` are for the others"
+                "the server has the model that it was started with; `tinyvllm pull`, `list` and `rm` are for the \
+                 others"
             }
             _ => {
-                "chats are at /v1/chat/completions, /v1/responses, /v1/messages and /api/chat, and all that there is is \
-                 in /openapi.json"
+                "chats are at /v1/chat/completions, /v1/responses, /v1/messages and /api/chat, and /openapi.json \
+                 has all paths"
             }
         };
-        let message = format!("there is no {} here; {way_out}", shortened(path));
+        let message = format!("the path {} does not exist; {way_out}", shortened(path));
         Self::new(StatusCode::NOT_FOUND, None, message)
     }
 
     /// 404: a request to a proxy, which has no path.
     pub(super) fn no_proxy(method: &str, target: &str) -> Self {
         let message = format!(
-            "{} {} is for a proxy, which this server is not; ask for a path, such as /v1/models",
+            "{} {} is for a proxy, which this server is not; request a path, such as /v1/models",
             shortened(method),
             shortened(target)
         );
@@ -141,7 +141,7 @@ impl ApiError {
 
     /// 404: another model is served.
     pub(super) fn no_such_model(model: &str, served: &str) -> Self {
-        let message = format!("the model {} is not served here; there is {served:?}", quoted(model));
+        let message = format!("the model {} is not served here; the model is {served:?}", quoted(model));
         Self {
             param: Some("model".into()),
             ..Self::new(StatusCode::NOT_FOUND, Some("model_not_found"), message)
@@ -151,7 +151,8 @@ impl ApiError {
     /// 404: no such request, or not one of this key.
     pub(super) fn no_such_request(id: &str) -> Self {
         let message = format!(
-            "no request {} is known; the latest ones are, to the key that they came with (--request-history)",
+            "no request {} is known; the server keeps the latest ones, for the key that sent them \
+             (--request-history)",
             quoted(id)
         );
         Self { param: Some("id".into()), ..Self::new(StatusCode::NOT_FOUND, None, message) }
@@ -160,14 +161,14 @@ impl ApiError {
     /// 404: no such response, or not one of this key.
     pub(super) fn no_such_response(id: &str) -> Self {
         let message = format!(
-            "no response {} is kept; the latest ones are, for the key that they were made for, by a server that \
-             was started with --responses-memory",
+            "no response {} is stored; a server with --responses-memory stores the latest ones, for the key that \
+             made them",
             quoted(id)
         );
         Self { param: Some("id".into()), ..Self::new(StatusCode::NOT_FOUND, None, message) }
     }
 
-    /// 400: the same, of one from which a request wants to go on.
+    /// 400: the same, of one that a request continues.
     pub(super) fn no_previous_response(id: &str) -> Self {
         Self {
             code: Some("previous_response_not_found"),
@@ -180,7 +181,7 @@ impl ApiError {
     /// 405. The header `Allow` is the router's.
     pub(super) fn method_not_allowed(method: &str, path: &str) -> Self {
         let message = format!(
-            "{} does not take {}; the header Allow says what it takes",
+            "{} does not accept {}; the header Allow lists what it accepts",
             shortened(path),
             shortened(method)
         );
@@ -195,14 +196,14 @@ impl ApiError {
 
     /// 413.
     pub(super) fn body_too_large(limit: usize) -> Self {
-        let message = format!("the body is larger than {limit} bytes, the most allowed (--max-body-bytes)");
+        let message = format!("the body is larger than the limit of {limit} bytes (--max-body-bytes)");
         Self { closes: true, ..Self::new(StatusCode::PAYLOAD_TOO_LARGE, None, message) }
     }
 
     /// 413: it takes more memory than there ever is.
     pub(super) fn request_too_large(most: usize, limit: usize) -> Self {
         let message = format!(
-            "the request takes more than {most} bytes of memory; all requests together may take {limit} \
+            "the request needs more than {most} bytes of memory; the limit for all requests is {limit} \
              (--max-request-memory); send less, or start the server with more"
         );
         Self { closes: true, ..Self::new(StatusCode::PAYLOAD_TOO_LARGE, None, message) }
@@ -210,7 +211,7 @@ impl ApiError {
 
     /// 415.
     pub(super) fn not_json_type(found: Option<&str>) -> Self {
-        let found = quoted(found.unwrap_or("missing"));
+        let found = found.map_or("missing".into(), quoted);
         let message = format!("the content type is {found}; it must be application/json");
         Self { closes: true, ..Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, message) }
     }
@@ -228,18 +229,18 @@ impl ApiError {
         let (status, message) = match status {
             431 => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "the head of the request is too large"),
             414 => (StatusCode::URI_TOO_LONG, "the path of the request is too long"),
-            _ => (StatusCode::BAD_REQUEST, "this is no HTTP/1.1 request that can be read"),
+            _ => (StatusCode::BAD_REQUEST, "this is not a valid HTTP/1.1 request"),
         };
         Self { closes: true, ..Self::new(status, None, message) }
     }
 
     /// 505: HTTP/2 without asking for it first.
     pub(super) fn not_http1() -> Self {
-        let message = "this is HTTP/2, which is not spoken here; send requests as HTTP/1.1";
+        let message = "HTTP/2 is not supported; send requests as HTTP/1.1";
         Self { closes: true, ..Self::new(StatusCode::HTTP_VERSION_NOT_SUPPORTED, None, message) }
     }
 
-    /// 429: there is no room, now.
+    /// 429: no capacity, now.
     pub(super) fn busy(message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, Some("rate_limit_exceeded"), message);
         Self { is_temporary: true, ..error }
@@ -259,7 +260,7 @@ impl ApiError {
     /// 503: all connections are taken but those for `/health` and `/metrics`.
     pub(super) fn no_connection() -> Self {
         Self::unavailable(
-            "all connections are taken (--max-connections), or all that one address may have \
+            "the limit of connections is reached (--max-connections), or that of one address \
              (--max-connections-per-address)",
         )
     }
@@ -370,7 +371,7 @@ impl IntoResponse for ApiError {
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        // For whoever knows in which interface's shape it is to be sent.
+        // For the layer that knows the interface's shape.
         response.extensions_mut().insert(self);
         response
     }
@@ -397,7 +398,7 @@ fn reshape(response: &mut Response, body: impl FnOnce(&ApiError) -> Value) {
     if let Some(error) = response.extensions_mut().remove::<ApiError>() {
         let bytes = serde_json::to_vec(&body(&error)).unwrap_or_default();
         *response.body_mut() = Body::from(bytes);
-        // The router has told the length of the other one.
+        // The router has declared the length of the other one.
         response.headers_mut().remove(header::CONTENT_LENGTH);
     }
 }
@@ -420,7 +421,7 @@ pub(super) fn ok_as(content_type: &'static str, body: Body) -> Response {
     (StatusCode::OK, [(header::CONTENT_TYPE, content_type)], body).into_response()
 }
 
-/// 204: everything is said in the head.
+/// 204: without a body.
 pub(super) fn ok_without_body() -> Response {
     StatusCode::NO_CONTENT.into_response()
 }

@@ -1,7 +1,7 @@
 //! The bridge between the engine's thread and the server's tasks.
 //!
 //! Events come through one bounded channel for all prompts of an HTTP request. The engine never waits for
-//! it: if it is full, the client reads too slowly and the request is given up. If the receiver is dropped,
+//! it: if it is full, the client reads too slowly and the request is aborted. If the receiver is dropped,
 //! because the client is gone, the engine gives the request up before its next step.
 
 use std::collections::VecDeque;
@@ -12,21 +12,21 @@ use std::time::Instant;
 use tokio::sync::{mpsc, oneshot};
 
 use super::access::{self, Note, TokenCounts};
+use super::admission::Permit;
 use super::error::ApiError;
 use super::history::Record;
-use super::room::Seat;
 use super::state::{App, Model};
-use crate::ErrorKind;
-use crate::engine::{AbortHandle, Event, EventSink, FinishReason, Request, SequenceStats};
-use crate::llm::{TextDecoder, TextEvent, TextOptions};
-use crate::sampling::TokenLogprobs;
+use tinyvllm::ErrorKind;
+use tinyvllm::engine::{AbortHandle, Event, EventSink, FinishReason, Request, SequenceStats};
+use tinyvllm::llm::{TextDecoder, TextEvent, TextOptions};
+use tinyvllm::sampling::TokenLogprobs;
 
-/// Events that a stream may be behind, for each token that a step can give it.
+/// Events that a stream may be after, for each token that a step can give it.
 const STREAM_STEPS: usize = 64;
-/// The least number of events that a stream may be behind.
+/// The least number of events that a stream may lag.
 const MIN_STREAM_EVENTS: usize = 1_024;
 
-/// How far a reader may be behind.
+/// How far a reader may be after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Buffer {
     /// All of the output: it is read by this program, not by the client.
@@ -39,8 +39,8 @@ pub(super) enum Buffer {
 pub(super) struct Generation {
     app: Arc<App>,
     pub(super) model: Arc<Model>,
-    /// Before the events: who hears that a request is gone finds its seat free.
-    seats: Vec<Seat>,
+    /// Before the events: a client that sees the end of a request finds its permit free.
+    permits: Vec<Permit>,
     events: mpsc::Receiver<Arrival>,
     buffer: Buffer,
     prompts: Vec<PromptState>,
@@ -57,7 +57,7 @@ struct PromptState {
     decoder: TextDecoder,
     abort: AbortHandle,
     num_tokens: usize,
-    /// What was asked for, and what came of it.
+    /// The request, and its result.
     max_tokens: Option<usize>,
     num_unfinished: usize,
     max_generated: usize,
@@ -77,7 +77,7 @@ struct ChannelSink {
     prompt: usize,
     sender: mpsc::Sender<Arrival>,
     record: Option<Arc<Record>>,
-    tells_progress: bool,
+    reports_progress: bool,
 }
 
 impl EventSink for ChannelSink {
@@ -86,8 +86,8 @@ impl EventSink for ChannelSink {
             if let Some(record) = &self.record {
                 record.set_progress(self.prompt, progress);
             }
-            // Whoever reads slowly misses some of it, and not the answer.
-            if !self.tells_progress || self.sender.capacity() < self.sender.max_capacity() / 2 {
+            // A slow reader misses some of it, and nothing of the answer.
+            if !self.reports_progress || self.sender.capacity() < self.sender.max_capacity() / 2 {
                 return true;
             }
         }
@@ -101,30 +101,30 @@ impl EventSink for ChannelSink {
 }
 
 /// What goes with the requests of an HTTP request.
-pub(super) struct Ticket {
+pub(super) struct RequestContext {
     pub(super) app: Arc<App>,
     pub(super) model: Arc<Model>,
     pub(super) note: Note,
     pub(super) record: Option<Arc<Record>>,
     pub(super) arrival: Instant,
-    pub(super) seats: Vec<Seat>,
-    /// The reader wants to hear how far prompts are.
-    pub(super) tells_progress: bool,
+    pub(super) permits: Vec<Permit>,
+    /// The reader requested the progress of prompts.
+    pub(super) reports_progress: bool,
 }
 
 impl Generation {
     /// Submits all requests and returns when the engine has taken them.
     ///
     /// # Errors
-    /// 429 if the engine has no room, 400 if a request is not valid, 500 if the engine has failed. Requests
-    /// that were taken before are given up.
+    /// 429 if the engine's queue is full, 400 if a request is not valid, 500 if the engine has failed. Requests
+    /// that were taken before are aborted.
     pub(super) async fn start(
-        ticket: Ticket,
+        context: RequestContext,
         requests: Vec<Request>,
         text: &TextOptions,
         buffer: Buffer,
     ) -> Result<Self, ApiError> {
-        let Ticket { app, model, note, record, arrival, seats, tells_progress } = ticket;
+        let RequestContext { app, model, note, record, arrival, permits, reports_progress } = context;
         let engine = model.llm.engine();
         let config = engine.config();
         let num_sequences: usize = requests.iter().map(|request| request.params.n).sum();
@@ -142,11 +142,11 @@ impl Generation {
             let max_tokens = request.params.max_tokens;
             let (reply, id) = oneshot::channel();
             let on_accepted = Box::new(move |id| {
-                // Whoever asked may have gone; then the sink is closed too.
+                // The client may have gone; then the sink is closed too.
                 let _ = reply.send(id);
             });
             let (sender, record) = (sender.clone(), record.clone());
-            let sink = ChannelSink { prompt, sender, record, tells_progress };
+            let sink = ChannelSink { prompt, sender, record, reports_progress };
             engine.submit_to(request, Box::new(sink), on_accepted)?;
             accepted.push((id, decoder, num_tokens, max_tokens, latest));
         }
@@ -176,7 +176,7 @@ impl Generation {
             arrival,
             note,
             record,
-            seats,
+            permits,
             model,
         })
     }
@@ -189,7 +189,7 @@ impl Generation {
     /// The next event and the prompt it belongs to; none after the last one.
     ///
     /// # Errors
-    /// If a sequence failed, or the reader was too slow. Nothing is to be asked for after that.
+    /// If a sequence failed, or the reader was too slow. It must not be polled after that.
     pub(super) fn poll_next(
         &mut self,
         cx: &mut Context<'_>,
@@ -202,7 +202,7 @@ impl Generation {
                 return Poll::Ready(None);
             }
             let Some(arrival) = ready!(self.events.poll_recv(cx)) else {
-                const MESSAGE: &str = "the answer was given up, because the client reads it too slowly";
+                const MESSAGE: &str = "the answer was aborted, because the client reads it too slowly";
                 self.note.cut(MESSAGE);
                 return Poll::Ready(Some(Err(ApiError::internal(MESSAGE))));
             };
@@ -231,7 +231,7 @@ impl Generation {
         }
         let mut events = VecDeque::new();
         if let Some(index) = state.decoder.push(event, &mut events) {
-            // If the engine has no room for a command now, the sequence's next token tries again.
+            // If the engine's queue is full now, the sequence's next token tries again.
             let _ = state.abort.try_abort(Some(index));
         }
         self.ready.extend(events.into_iter().map(|event| (prompt, event)));
@@ -243,8 +243,7 @@ impl Generation {
                 if self.buffer == Buffer::Whole {
                     let num_bytes = text.len() + kept_bytes(logprobs.as_ref());
                     let charged = self.note.charge(&self.app.request_memory, num_bytes);
-                    charged
-                        .inspect_err(|_| self.note.cut("there is no memory for the rest of the answer"))?;
+                    charged.inspect_err(|_| self.note.cut("memory for the rest of the answer is missing"))?;
                 }
                 self.counts.completion_tokens += 1;
                 self.model.metrics.count_token();
@@ -256,7 +255,7 @@ impl Generation {
         };
         self.num_unfinished -= 1;
         // One for each sequence.
-        drop(self.seats.pop());
+        drop(self.permits.pop());
         if *index == 0 {
             self.counts.cached_tokens += stats.num_cached_tokens;
         }
@@ -273,7 +272,7 @@ impl Generation {
         if *reason != FinishReason::Error && *reason != FinishReason::Abort {
             return Ok(());
         }
-        let message = error.clone().unwrap_or_else(|| "the request was given up".to_owned());
+        let message = error.clone().unwrap_or_else(|| "the request was aborted".to_owned());
         self.note.cut(&message);
         Err(match error_kind {
             _ if self.app.is_draining() => ApiError::unavailable(message),
@@ -284,7 +283,7 @@ impl Generation {
     }
 }
 
-/// Bytes that a token of an answer takes which comes whole: its place, and each of its log-probabilities with its text,
+/// Bytes of a token of a non-streamed answer: itself, and each of its log-probabilities with its text,
 /// first as a value and then as JSON.
 fn kept_bytes(logprobs: Option<&TokenLogprobs>) -> usize {
     const TOKEN_BYTES: usize = 64;
@@ -317,7 +316,7 @@ pub(super) struct Totals {
     /// Of these, read from files, and copied from memory of the host.
     pub(super) num_disk_tokens: usize,
     pub(super) num_host_tokens: usize,
-    /// Whether reasoning is told from the rest of the output.
+    /// Whether reasoning is separated from the rest of the output.
     pub(super) counts_reasoning: bool,
     /// Output tokens that are reasoning.
     pub(super) num_reasoning_tokens: usize,

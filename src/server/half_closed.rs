@@ -1,6 +1,6 @@
-//! Clients that close their half of a connection behind a request, and still want its answer.
+//! Clients that close their half of a connection after a request, and still wait for its answer.
 //!
-//! The same is seen of one that has gone. What tells them apart is what happens to bytes that are sent to them: a system
+//! The same is seen of one that has gone. They differ in what happens to bytes that are sent to them: a system
 //! whose program has gone resets the connection. So where nothing was sent yet, an interim answer goes out, which every
 //! client of HTTP/1.1 has to pass over; where an answer is on its way, its own bytes ask.
 
@@ -59,7 +59,7 @@ impl HalfClosed {
         self.latest = Instant::now();
     }
 
-    /// Waits until the connection can be given up: when nothing is to be answered, or there is nobody to answer to.
+    /// Waits until the connection can be closed: when no answer is pending, or its client is gone.
     /// `may_ask` is whether nothing of an answer was sent yet.
     pub(super) fn poll_over(
         &mut self,
@@ -71,12 +71,12 @@ impl HalfClosed {
         loop {
             let silence = self.latest.elapsed();
             let is_reset = stream.take_error().is_ok_and(|error| error.is_some());
-            let patience = match (answering.is_on(), may_ask) {
+            let timeout = match (answering.is_on(), may_ask) {
                 (false, _) => READING_TIME,
                 (true, true) => Duration::MAX,
                 (true, false) => MAX_SILENCE,
             };
-            if is_reset || silence >= patience {
+            if is_reset || silence >= timeout {
                 return Poll::Ready(());
             }
             if answering.is_on() && may_ask && !self.has_asked {

@@ -1,7 +1,7 @@
 //! What became of requests: a bounded memory of the latest ones, for `GET /v1/requests/{id}`.
 //!
 //! A record has counts, times and parameters; no text of a prompt or an answer. It belongs to the API key
-//! that the request came with, and nobody else finds it. A new record takes the place of an old one of whoever has the
+//! that the request came with, and no other key finds it. A new record replaces an old one of the key with the
 //! most (`ring.rs`), also if its request still runs.
 
 mod ring;
@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 use self::ring::Ring;
 use super::api::{Reading, sampling};
 use super::auth::Caller;
-use crate::engine::{BlockMiss, FinishReason, PrefixMiss, PromptProgress, Request, SequenceStats};
-use crate::sampling::SamplingParams;
-use crate::tokenizer::Tokenizer;
+use tinyvllm::engine::{BlockMiss, FinishReason, PrefixMiss, PromptProgress, Request, SequenceStats};
+use tinyvllm::sampling::SamplingParams;
+use tinyvllm::tokenizer::Tokenizer;
 
 /// The latest requests.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ struct End {
 }
 
 impl History {
-    /// Room for so many requests.
+    /// Room for this many requests.
     pub(super) fn new(capacity: usize) -> Self {
         Self { capacity, records: Mutex::default() }
     }
@@ -154,7 +154,7 @@ impl Record {
         self.set_end(prompt, index, End { reason: Some(reason), has_matched_stop, stats: *stats });
     }
 
-    /// Nobody waits for what has not ended.
+    /// An unfinished one has no waiting time.
     pub(super) fn abandon(&self) {
         for (prompt, record) in self.prompts.iter().enumerate() {
             let num_sequences = record.ends().len();
@@ -167,13 +167,13 @@ impl Record {
 
     fn set_end(&self, prompt: usize, index: usize, end: End) {
         let Some(prompt) = self.prompts.get(prompt) else { return };
-        if let Some(place) = prompt.ends().get_mut(index) {
-            place.get_or_insert(end);
+        if let Some(slot) = prompt.ends().get_mut(index) {
+            slot.get_or_insert(end);
         }
     }
 
-    /// The record for its owner. What the cache has in the place of a token of this prompt is another
-    /// request's, and so is where the two differ: unless all requests are the same owner's, it is told by blocks, as
+    /// The record for its owner. What the cache has instead of a token of this prompt is another
+    /// request's, and so is where the two differ: unless all requests are the same owner's, it is reported in blocks, as
     /// counts of cached tokens are.
     pub(super) fn describe(
         &self,
@@ -290,7 +290,7 @@ impl Explanation<'_> {
             PrefixMiss::Disabled => ("disabled", "the server runs without a prefix cache".to_owned()),
             PrefixMiss::PromptLogits => (
                 "prompt_logprobs",
-                "log-probabilities of the prompt were wanted, so all of it was computed".to_owned(),
+                "log-probabilities of the prompt were requested, so all of it was computed".to_owned(),
             ),
             PrefixMiss::ShortPrompt => (
                 "short_prompt",
@@ -310,10 +310,11 @@ impl Explanation<'_> {
                     "the block at token {start} was cached, and its memory was needed for other requests"
                 ),
             ),
-            PrefixMiss::Block { start, reason: BlockMiss::OtherForm } => (
+            PrefixMiss::Block { start, reason: BlockMiss::OtherGrouping } => (
                 "other_form",
                 format!(
-                    "the block at token {start} is cached, but some of its tokens were generated or stood at the end of a \
+                    "the block at token {start} is cached, but some of its tokens were generated or stood at the \
+                     end of a \
                      shorter prompt; this model computes the tokens of a prompt in another way"
                 ),
             ),
@@ -370,7 +371,7 @@ impl Explanation<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::ClientId;
+    use tinyvllm::engine::ClientId;
 
     fn identity(id: &str, caller: usize) -> Identity {
         Identity {
@@ -392,7 +393,7 @@ mod tests {
         assert_eq!([find("a", 1), find("b", 1), find("c", 1)], [false, true, true]);
         assert!(find("header-c", 1));
         assert!(!find("c", 0) && !find("", 1));
-        // A request with many sequences takes the place of others.
+        // A request with many sequences replaces others.
         let params = SamplingParams { n: 15, ..SamplingParams::default() };
         history.begin(identity("d", 1), &[Request::new(vec![1], params)], false).unwrap();
         history.begin(identity("e", 1), &[Request::default()], false).unwrap();
@@ -432,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn where_another_ones_prompt_differs_is_told_by_blocks_unless_there_is_nobody_else() {
+    fn where_another_clients_prompt_differs_is_reported_in_blocks() {
         let reason = BlockMiss::Differs { num_equal: 3, token_id: 4, cached_token_id: 9 };
         let miss = PrefixMiss::Block { start: 8, reason };
         let explain = |is_only_caller| {
@@ -444,14 +445,14 @@ mod tests {
         let (token, cached) = (json!({"id": 4, "text": null}), json!({"id": 9, "text": null}));
         assert_eq!(own["first_difference"], json!({"position": 11, "token": token, "cached_token": cached}));
         assert!(own["message"].as_str().unwrap().contains("at position 11;"), "{own}");
-        // All differences within the block are told alike.
+        // All differences within the block are reported alike.
         let other = explain(false);
         assert_eq!(other["first_difference"], json!({"position": 8, "token": null, "cached_token": null}));
         assert!(other["message"].as_str().unwrap().contains("positions 8 to 11;"), "{other}");
     }
 
     #[test]
-    fn whoever_sends_much_takes_no_place_of_those_who_send_little() {
+    fn a_heavy_client_evicts_no_record_of_a_light_one() {
         let history = History::new(10);
         let begin = |id: &str, caller: usize, client: u64, num_sequences: usize| {
             let params = SamplingParams { n: num_sequences, ..SamplingParams::default() };
@@ -468,12 +469,12 @@ mod tests {
         }
         assert!(find("a", 1) && find("b", 1) && find("loud-1099", 2) && find("loud-1092", 2));
         assert!(!find("loud-1091", 2), "two records are another's");
-        // One that is large takes the place of its sender's own, and so do many names behind one key.
+        // One that is large replaces its sender's own, and so do many names after one key.
         begin("wide", 2, 2, 70);
         assert!(find("a", 1) && find("b", 1) && find("wide", 2) && !find("loud-1092", 2));
         (0..100).for_each(|number| begin(&format!("named-{number}"), 3, 100 + number, 1));
         assert!(find("a", 1) && find("b", 1) && find("named-99", 3));
-        // Of those who have as much, the oldest record goes.
+        // Of those with as much, the oldest record goes.
         let history = History::new(2);
         for (id, caller) in [("x", 1), ("y", 2), ("z", 3)] {
             history.begin(identity(id, caller), &[Request::default()], false).unwrap();

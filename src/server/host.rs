@@ -3,7 +3,7 @@
 //! A page may let its own name lead to this machine and then asks as if the server were its own (DNS
 //! rebinding): the browser sees one origin and sends no question before. The name stays in the header `Host`.
 //! So a server that only this machine can reach, and that has no keys, answers only to names that no page on the
-//! Internet can have. With keys, a page would have to know one; and whoever listens to a network has names that
+//! Internet can have. With keys, a page would have to know one; and a server on a network has names that
 //! are not known here.
 
 use std::net::IpAddr;

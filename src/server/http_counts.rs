@@ -46,7 +46,7 @@ const OTHER: &str = "other";
 pub(super) struct HttpCounts(Mutex<BTreeMap<(&'static str, u16), u64>>);
 
 impl HttpCounts {
-    /// An answer is complete or given up.
+    /// An answer is complete or aborted.
     pub(super) fn count(&self, path: &str, status: u16) {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *counts.entry((label(path), status)).or_default() += 1;

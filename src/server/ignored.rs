@@ -1,4 +1,4 @@
-//! Fields of a body that nobody read: told to whoever sent them, and once to whoever runs the server.
+//! Fields of a body that were not read: reported to their sender, and once in the log.
 //!
 //! What a client sends goes into a header and a log, so it is bounded and only plain characters stay.
 
@@ -12,11 +12,11 @@ use axum::http::{HeaderName, HeaderValue};
 pub(super) const DROPPED_HEADER: HeaderName = HeaderName::from_static("x-dropped-bytes");
 /// Names the fields of a request that mean nothing here.
 pub(super) const HEADER: HeaderName = HeaderName::from_static("x-ignored-fields");
-/// Most names that are told of one request.
+/// Most names that are reported of one request.
 const MAX_NAMES: usize = 16;
 /// Most characters of a name.
 const MAX_CHARS: usize = 64;
-/// Names that are told in the log in the life of the server.
+/// Most names that are logged in the life of the server.
 const MAX_LOGGED: usize = 256;
 
 /// The fields that were left when a body was read.
@@ -26,13 +26,13 @@ pub(super) struct Ignored(Arc<Mutex<Found>>);
 #[derive(Debug, Default)]
 struct Found {
     names: Vec<String>,
-    /// The same without the places in lists.
+    /// The same without the indices of lists.
     known: HashSet<String>,
     num_more: usize,
 }
 
 impl Ignored {
-    /// A field that nobody read. Of the items of a list, the first one that has it is told.
+    /// A field that was not read. Of the items of a list, the first one that has it is reported.
     pub(super) fn add(&self, name: &str) {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '[' | ']');
         let name: String = name.chars().take(MAX_CHARS).map(|c| if is_plain(c) { c } else { '?' }).collect();
@@ -57,12 +57,12 @@ impl Ignored {
     }
 }
 
-/// The name without the places in lists.
+/// The name without the indices of lists.
 fn anywhere(name: &str) -> String {
-    let mut is_place = false;
+    let mut is_path = false;
     let mut keep = |c: char| {
-        is_place = c == '[' || is_place && c.is_ascii_digit();
-        c == '[' || !is_place
+        is_path = c == '[' || is_path && c.is_ascii_digit();
+        c == '[' || !is_path
     };
     name.chars().filter(|c| keep(*c)).collect()
 }
@@ -74,26 +74,26 @@ pub(super) fn header(names: &[String]) -> Option<HeaderValue> {
 
 /// Which names are in the log already.
 #[derive(Debug, Default)]
-pub(super) struct Told(Mutex<HashSet<String>>);
+pub(super) struct LoggedNames(Mutex<HashSet<String>>);
 
-impl Told {
+impl LoggedNames {
     fn new_names(&self, names: &[String]) -> Vec<String> {
-        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut new = Vec::new();
         for name in names.iter().map(|name| anywhere(name)) {
-            if told.len() < MAX_LOGGED && told.insert(name.clone()) {
+            if logged.len() < MAX_LOGGED && logged.insert(name.clone()) {
                 new.push(name);
             }
         }
         new
     }
 
-    /// What is to be logged of bytes and characters that were left out of prompts, if anything.
+    /// The notice about bytes and characters that were dropped from prompts, if there is one.
     pub(super) fn dropped_notice(&self, names: &[String]) -> Option<String> {
         let new = self.new_names(names);
         (!new.is_empty()).then(|| {
             let names = new.join(", ");
-            format!("prompts have what the vocabulary has no token for, which is left out: {names}")
+            format!("prompts have characters without a token, which are dropped: {names}")
         })
     }
 
@@ -102,8 +102,8 @@ impl Told {
         let new = self.new_names(names);
         let (what, them) = match new.len() {
             0 => return None,
-            1 => ("a field that means nothing here and is", "it"),
-            _ => ("fields that mean nothing here and are", "them"),
+            1 => ("a field that has no effect here and is", "it"),
+            _ => ("fields that have no effect here and are", "them"),
         };
         let names = new.join(", ");
         Some(format!("requests have {what} ignored: {names} (--strict-fields refuses {them})"))
@@ -124,28 +124,28 @@ mod tests {
         let names = ignored.take();
         assert_eq!(names, [&"?".repeat(64), "a??x??1", "b", "c.d", "e[10].f[0].g", "e[3].g"]);
         assert_eq!(header(&names[1..3]).unwrap(), "a??x??1, b");
-        assert!(Told::default().notice(&names[4..]).unwrap().contains(": e[].f[].g, e[].g ("));
+        assert!(LoggedNames::default().notice(&names[4..]).unwrap().contains(": e[].f[].g, e[].g ("));
         assert_eq!(header(&ignored.take()), None);
         (0..100).for_each(|index| ignored.add(&format!("n{index}")));
         let names = ignored.take();
         assert_eq!((names.len(), names[16].as_str()), (17, "and 84 more"));
         assert!(header(&names).is_some());
-        let told = Told::default();
-        assert!(told.notice(&names[..2]).unwrap().contains("n0, n1 ("));
-        assert!(told.notice(&names[..3]).unwrap().contains(": n10 ("));
-        assert_eq!(told.notice(&names[..3]), None);
-        let notice = told.notice(&["x".to_owned()]).unwrap();
+        let logged = LoggedNames::default();
+        assert!(logged.notice(&names[..2]).unwrap().contains("n0, n1 ("));
+        assert!(logged.notice(&names[..3]).unwrap().contains(": n10 ("));
+        assert_eq!(logged.notice(&names[..3]), None);
+        let notice = logged.notice(&["x".to_owned()]).unwrap();
         assert_eq!(
             notice,
-            "requests have a field that means nothing here and is ignored: x (--strict-fields refuses it)"
+            "requests have a field that has no effect here and is ignored: x (--strict-fields refuses it)"
         );
         let many: Vec<String> = (0..1_000).map(|index| index.to_string()).collect();
-        assert!(told.notice(&many).is_some());
-        assert_eq!(told.notice(&["another".to_owned()]), None);
-        let told = Told::default();
+        assert!(logged.notice(&many).is_some());
+        assert_eq!(logged.notice(&["another".to_owned()]), None);
+        let logged = LoggedNames::default();
         let dropped = ["0x07".to_owned(), "U+4E00".to_owned()];
-        assert!(told.dropped_notice(&dropped[..1]).unwrap().ends_with(": 0x07"));
-        assert!(told.dropped_notice(&dropped).unwrap().ends_with(": U+4E00"));
-        assert_eq!(told.dropped_notice(&dropped), None);
+        assert!(logged.dropped_notice(&dropped[..1]).unwrap().ends_with(": 0x07"));
+        assert!(logged.dropped_notice(&dropped).unwrap().ends_with(": U+4E00"));
+        assert_eq!(logged.dropped_notice(&dropped), None);
     }
 }

@@ -6,20 +6,24 @@ use serde_json::{Map, Value};
 use super::account::{allocated, charge, give_back, taken};
 use super::error::ApiError;
 use super::ignored::Ignored;
-use super::values::{self, MapCharge, Part};
+use super::values::{self, BodyValue, MapCharge};
 
 /// Bytes of a field that was not read yet.
-const FIELD_BYTES: usize = size_of::<(u64, String, Part)>();
+const FIELD_BYTES: usize = size_of::<(u64, String, BodyValue)>();
 
-/// As many tokens as fit, where a number of tokens was asked for.
+/// As many tokens as fit, in a field for a number of tokens.
 pub(super) const NO_LIMIT: usize = usize::MAX;
 
 /// Reads an object. Its fields are read when they are taken.
 pub(super) fn parse_object(body: impl Into<Vec<u8>>) -> Result<Fields, ApiError> {
     let mut body = body.into();
+    // Some editors and programs of Windows begin texts with a mark of their encoding.
+    if body.starts_with(b"\xef\xbb\xbf") {
+        body.drain(..3);
+    }
     with_whole_characters(&mut body);
     values::check(&body)?;
-    let body = Part::whole(body);
+    let body = BodyValue::whole(body);
     if !body.is_object() {
         let other = describe(&body.read()?);
         return Err(ApiError::not_json(format_args!("it is {other}, expected an object")));
@@ -27,25 +31,25 @@ pub(super) fn parse_object(body: impl Into<Vec<u8>>) -> Result<Fields, ApiError>
     Fields::of(body, String::new())
 }
 
-/// Puts U+FFFD in the place of halves of surrogate pairs, which clients send of texts that were cut there.
+/// Replaces halves of surrogate pairs, which clients send of texts that were cut there, by U+FFFD.
 fn with_whole_characters(body: &mut [u8]) {
-    let is_half = |body: &[u8], place: usize, second: &[u8]| {
-        let digits = body.get(place..place + 6).and_then(|escape| escape.strip_prefix(b"\\u"));
+    let is_half = |body: &[u8], offset: usize, second: &[u8]| {
+        let digits = body.get(offset..offset + 6).and_then(|escape| escape.strip_prefix(b"\\u"));
         digits.is_some_and(|digits| {
             matches!(digits[0], b'd' | b'D')
                 && second.contains(&digits[1])
                 && digits[2..].iter().all(u8::is_ascii_hexdigit)
         })
     };
-    let mut place = 0;
-    while let Some(found) = body.get(place..).and_then(|rest| rest.iter().position(|byte| *byte == b'\\')) {
-        place += found;
-        let (is_first, is_second) = (is_half(body, place, b"89abAB"), is_half(body, place, b"cdefCDEF"));
-        place += match (is_first, is_second) {
-            (true, _) if is_half(body, place + 6, b"cdefCDEF") => 12,
+    let mut offset = 0;
+    while let Some(found) = body.get(offset..).and_then(|rest| rest.iter().position(|byte| *byte == b'\\')) {
+        offset += found;
+        let (is_first, is_second) = (is_half(body, offset, b"89abAB"), is_half(body, offset, b"cdefCDEF"));
+        offset += match (is_first, is_second) {
+            (true, _) if is_half(body, offset + 6, b"cdefCDEF") => 12,
             (false, false) => 2,
             _ => {
-                body[place + 2..place + 6].copy_from_slice(b"fffd");
+                body[offset + 2..offset + 6].copy_from_slice(b"fffd");
                 6
             }
         };
@@ -55,10 +59,10 @@ fn with_whole_characters(body: &mut [u8]) {
 /// The fields of an object, taken out one by one. A field that is `null` counts as absent.
 #[derive(Debug)]
 pub(super) struct Fields {
-    fields: IndexMap<String, Part>,
+    fields: IndexMap<String, BodyValue>,
     /// Where the object is in the body, with a dot at the end; empty for the body itself.
     path: String,
-    /// Hears of fields that nobody took.
+    /// Receives fields that were not read.
     ignored: Option<Ignored>,
 }
 
@@ -75,7 +79,7 @@ impl Drop for Fields {
 
 impl Fields {
     /// The fields of a part that is an object.
-    fn of(part: Part, path: String) -> Result<Self, ApiError> {
+    fn of(part: BodyValue, path: String) -> Result<Self, ApiError> {
         let mut fields = IndexMap::new();
         let mut charged = MapCharge::default();
         part.for_each_field(|name, part| {
@@ -89,8 +93,8 @@ impl Fields {
         Ok(Self { fields, path, ignored: None })
     }
 
-    /// An object that is inside the body, at `path`, and of which nothing is told.
-    pub(super) fn inside(part: impl Into<Part>, path: &str) -> Result<Self, ApiError> {
+    /// An object that is inside the body, at `path`, whose unread fields are not reported.
+    pub(super) fn inside(part: impl Into<BodyValue>, path: &str) -> Result<Self, ApiError> {
         let part = part.into();
         match part.is_object() {
             true => Self::of(part, format!("{path}.")),
@@ -99,14 +103,14 @@ impl Fields {
     }
 
     /// The object that was taken out of the field `name`.
-    pub(super) fn within(&self, name: &str, part: impl Into<Part>) -> Result<Self, ApiError> {
+    pub(super) fn within(&self, name: &str, part: impl Into<BodyValue>) -> Result<Self, ApiError> {
         let mut inner = Self::inside(part, &self.path(name))?;
         inner.ignored.clone_from(&self.ignored);
         Ok(inner)
     }
 
     /// The objects of the list that was taken out of the field `name`.
-    pub(super) fn objects<P: Into<Part>>(
+    pub(super) fn objects<P: Into<BodyValue>>(
         &self,
         name: &str,
         items: Vec<P>,
@@ -125,19 +129,19 @@ impl Fields {
         self
     }
 
-    /// Who hears of fields that nobody took.
+    /// The receiver of fields that were not read.
     pub(super) fn ignored(&self) -> Option<&Ignored> {
         self.ignored.as_ref()
     }
 
     /// Where the object is in the body.
-    pub(super) fn place(&self) -> &str {
+    pub(super) fn own_path(&self) -> &str {
         self.path.strip_suffix('.').unwrap_or(&self.path)
     }
 
     /// Whether the field is there and `null`, for the few of which that says more than nothing.
     pub(super) fn is_null(&self, name: &str) -> bool {
-        self.fields.get(name).is_some_and(Part::is_null)
+        self.fields.get(name).is_some_and(BodyValue::is_null)
     }
 
     /// Takes fields that are known and change nothing, because the same is so without them.
@@ -145,7 +149,7 @@ impl Fields {
         names.iter().for_each(|name| drop(self.fields.swap_remove(*name)));
     }
 
-    /// Takes the whole object, which means nothing here, and tells of it once, with what it is.
+    /// Takes the whole object, which has no effect here, and reports it once, with its name.
     pub(super) fn leave_out(mut self, kind: &str) {
         if let Some(ignored) = self.ignored.take() {
             ignored.add(&format!("{}{kind}", self.path));
@@ -153,7 +157,7 @@ impl Fields {
     }
 
     /// Tells that what was taken out of the field `name` means nothing here.
-    pub(super) fn tell(&self, name: &str) {
+    pub(super) fn report(&self, name: &str) {
         if let Some(ignored) = &self.ignored {
             ignored.add(&self.path(name));
         }
@@ -165,7 +169,7 @@ impl Fields {
     }
 
     /// Takes a field without reading it.
-    pub(super) fn take_unread(&mut self, name: &str) -> Option<Part> {
+    pub(super) fn take_unread(&mut self, name: &str) -> Option<BodyValue> {
         self.fields.swap_remove(name).filter(|part| !part.is_null())
     }
 
@@ -174,11 +178,11 @@ impl Fields {
     /// # Errors
     /// 429 or 413 if there is no memory for it.
     pub(super) fn take(&mut self, name: &str) -> Result<Option<Value>, ApiError> {
-        self.take_unread(name).map(Part::read).transpose()
+        self.take_unread(name).map(BodyValue::read).transpose()
     }
 
     /// Takes a list, whose items are not read yet.
-    pub(super) fn list(&mut self, name: &str, expected: &str) -> Result<Option<Vec<Part>>, ApiError> {
+    pub(super) fn list(&mut self, name: &str, expected: &str) -> Result<Option<Vec<BodyValue>>, ApiError> {
         let Some(part) = self.take_unread(name) else { return Ok(None) };
         match part.is_list() {
             true => part.into_items().map(Some),
@@ -192,21 +196,29 @@ impl Fields {
 
     /// A whole number of at least 0.
     pub(super) fn unsigned(&mut self, name: &str) -> Result<Option<usize>, ApiError> {
-        self.typed(name, "an integer of at least 0", |value| {
-            value.as_u64().and_then(|value| usize::try_from(value).ok())
+        self.count(name, 0)
+    }
+
+    /// The same where `least` is the least that is valid, which errors name. What is less, and not negative, is refused
+    /// with the other limits.
+    pub(super) fn count(&mut self, name: &str, least: usize) -> Result<Option<usize>, ApiError> {
+        self.typed(name, &format!("an integer of at least {least}"), |value| {
+            whole(value).and_then(|value| usize::try_from(value).ok())
         })
     }
 
-    /// A number of tokens to generate, or −1 for as many as fit: [`NO_LIMIT`].
-    pub(super) fn limit(&mut self, name: &str) -> Result<Option<usize>, ApiError> {
-        self.typed(name, "an integer of at least 0, or -1 for as many as fit", |value| match value.as_i64() {
+    /// A number of tokens to generate, or −1 for as many as fit: [`NO_LIMIT`]. `least` is as in [`Self::count`].
+    pub(super) fn limit(&mut self, name: &str, least: usize) -> Result<Option<usize>, ApiError> {
+        let expected = format!("an integer of at least {least}, or -1 for the rest of the context");
+        self.typed(name, &expected, |value| match whole(value) {
             Some(-1) => Some(NO_LIMIT),
-            _ => value.as_u64().and_then(|value| usize::try_from(value).ok()),
+            value => value.and_then(|value| usize::try_from(value).ok()),
         })
     }
 
-    pub(super) fn integer(&mut self, name: &str) -> Result<Option<i64>, ApiError> {
-        self.typed(name, "an integer", Value::as_i64)
+    /// An integer of 64 bits, with a sign or without one.
+    pub(super) fn integer(&mut self, name: &str) -> Result<Option<i128>, ApiError> {
+        self.typed(name, &format!("an integer from {} to {}", i64::MIN, u64::MAX), whole)
     }
 
     pub(super) fn number(&mut self, name: &str) -> Result<Option<f32>, ApiError> {
@@ -229,7 +241,7 @@ impl Fields {
         let Some(part) = self.take_unread(name) else { return Ok(None) };
         match part.into_token_ids()? {
             Ok(ids) => Ok(Some(ids)),
-            Err(other) => Err(wrong_type(self.path(name), &other.read()?, "a list of token ids")),
+            Err(other) => Err(wrong_token_ids(self.path(name), &other.read()?)),
         }
     }
 
@@ -243,7 +255,7 @@ impl Fields {
         convert(&value).map(Some).ok_or_else(|| wrong_type(self.path(name), &value, expected))
     }
 
-    /// The name of a field that nobody took.
+    /// The name of a field that was not read.
     pub(super) fn first(&self) -> Option<&str> {
         self.fields.iter().find(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str())
     }
@@ -256,7 +268,7 @@ impl Fields {
         let (name, inner) = path.split_once('.').map_or((path, None), |(name, inner)| (name, Some(inner)));
         let Some(part) = self.fields.get(name) else { return Ok(None) };
         match (inner, part) {
-            (None, Part::Read(value)) => Ok(Some(find(value))),
+            (None, BodyValue::Read(value)) => Ok(Some(find(value))),
             (None, unread) => {
                 let before = taken();
                 let found = find(&unread.clone().read()?);
@@ -280,7 +292,7 @@ impl Fields {
     pub(super) fn into_map(mut self) -> Result<Map<String, Value>, ApiError> {
         let fields = std::mem::take(&mut self.fields);
         charge(values::map_bytes(fields.len(), values::ENTRY_BYTES))?;
-        let entry = |(name, part): (String, Part)| {
+        let entry = |(name, part): (String, BodyValue)| {
             charge(allocated(name.len()))?;
             Ok((name, part.read()?))
         };
@@ -288,9 +300,31 @@ impl Fields {
     }
 }
 
+/// A whole number, however it is written: 2.0 is 2.
+fn whole(value: &Value) -> Option<i128> {
+    /// Up to here a double is exact.
+    const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
+    let number = value.as_number()?;
+    let exact = || number.as_f64().filter(|number| number.fract() == 0.0 && number.abs() <= MAX_EXACT);
+    number.as_i128().or_else(|| exact().map(|number| number as i128))
+}
+
 /// 400: the value is of another type.
 pub(super) fn wrong_type(path: String, value: &Value, expected: &str) -> ApiError {
     let message = format!("{path} is {}, expected {expected}", describe(value));
+    ApiError::invalid(path, message)
+}
+
+/// 400: the value is no list of token ids. Of a list, the error has the first item that is none.
+pub(super) fn wrong_token_ids(path: String, value: &Value) -> ApiError {
+    let is_wrong = |item: &&Value| item.as_u64().is_none_or(|id| id > u64::from(u32::MAX));
+    let mut items = value.as_array().into_iter().flatten().enumerate();
+    let Some((index, item)) = items.find(|(_, item)| is_wrong(item)) else {
+        return wrong_type(path, value, "a list of token ids");
+    };
+    let found = describe(item);
+    let expected = format!("a token id, which is an integer from 0 to {}", u32::MAX);
+    let message = format!("{path}[{index}] is {found}, expected {expected}");
     ApiError::invalid(path, message)
 }
 
@@ -324,10 +358,17 @@ mod tests {
         check("", "line 1 column 0");
         check("{\"a\": 1", "EOF");
         check("{\"a\": NaN}", "line 1 column 7");
-        check("{\"a\": 1e999}", "out of range");
+        check("{\"a\": 1e999}", "a is a number out of range");
+        check("{\"a\": {\"b\": [1, {\"c\\\"\": -1e400}]}}", "a.b[1].c\" is a number out of range");
+        check(&format!("{{\"a\": {}", "[".repeat(200)), "more than 127 lists and objects inside one another");
         check("{} {}", "trailing");
+        let mut marked = parse_object("\u{feff}{\"a\": 2.0}".as_bytes()).unwrap();
+        assert_eq!(marked.unsigned("a").unwrap(), Some(2));
         check("[1, 2]", "a list of 2 items");
-        check(&format!("{{\"a\": {}{}}}", "[".repeat(10_000), "]".repeat(10_000)), "recursion limit");
+        check(
+            &format!("{{\"a\": {}{}}}", "[".repeat(10_000), "]".repeat(10_000)),
+            "more than 127 lists and objects",
+        );
         check(&format!("{{\"a\": [{}1]}}", "1,".repeat(1 << 21)), "more than 2097152 values");
         assert!(parse_object(b"{\"a\": \"\xff\"}").is_err());
     }
@@ -363,7 +404,7 @@ mod tests {
         assert_eq!((look("e.g"), look("d.f"), look("x")), (None, None, None));
         assert_eq!(
             message(&fields.token_ids("d").unwrap_err()),
-            "d is a list of 2 items, expected a list of token ids"
+            "d[1] is 4294967296, expected a token id, which is an integer from 0 to 4294967295"
         );
         let mut inner = fields.object("e").unwrap().unwrap();
         assert_eq!(message(&inner.number("f").unwrap_err()), "e.f is \"x\", expected a number");
@@ -371,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_takes_is_told() {
+    fn unread_fields_are_reported() {
         let ignored = Ignored::default();
         let body = br#"{"a": 1, "b": 2, "c": null, "d": {"e": 1, "f": 2}, "g": {"h": 1}}"#;
         let mut fields = parse_object(body).unwrap().telling(&ignored);

@@ -1,10 +1,10 @@
 //! API keys: those that were given, and those of a file that is read again on demand.
 //!
 //! Every key has a number for as long as the server lives, also if it goes and comes back, so that what belongs
-//! to one key never becomes another's. No error tells a key.
+//! to one key never becomes another's. No error contains a key.
 //!
-//! Keys are found by their digests under a secret of this process. So many take no longer than few, and how long it takes
-//! tells nothing of a key: nobody can choose how much of a digest is right.
+//! Keys are found by their digests under a secret of this process. This many take no longer than few, and how long it takes
+//! reveals nothing of a key: no client can choose how much of a digest is right.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -12,8 +12,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ring::{hmac, rand};
 
-use crate::engine::Weight;
-use crate::{Error, Result};
+use tinyvllm::engine::Weight;
+use tinyvllm::{Error, Result};
+
+/// Bytes of a file of keys.
+const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// Whether it separates words. Files that were joined have byte-order marks on any line.
 fn is_space(character: char) -> bool {
@@ -27,7 +30,7 @@ struct Key {
     weight: Weight,
 }
 
-/// What stands for a key.
+/// The digest of a key.
 type Digest = [u8; 32];
 
 /// The keys that are valid now.
@@ -45,12 +48,12 @@ pub(super) struct FoundKey {
     pub(super) weight: Weight,
 }
 
-/// Where keys come from, and what was read there last. Whoever looks keys up holds them as they were.
+/// Where keys come from, and what was read there last. A look-up uses a snapshot.
 pub(super) struct KeyRing {
     given: Vec<String>,
     file: Option<PathBuf>,
     secret: hmac::Key,
-    /// The numbers of all that ever were valid. Held while keys are read, and never by whoever looks one up.
+    /// The numbers of all that ever were valid. Held while keys are read, and never during a look-up.
     known: Mutex<HashMap<Digest, usize>>,
     current: Mutex<Arc<Keys>>,
 }
@@ -68,7 +71,7 @@ impl KeyRing {
     /// If a key is empty, the file cannot be read, or a line of it is no key.
     pub(super) fn open(given: &[String], file: Option<&Path>) -> Result<Self> {
         let secret = hmac::Key::generate(hmac::HMAC_SHA256, &rand::SystemRandom::new())
-            .map_err(|_| Error::internal("the system gives no random numbers"))?;
+            .map_err(|_| Error::internal("the system's random generator failed"))?;
         let none = Arc::new(Keys { secret: secret.clone(), found: HashMap::new(), num_known: 0 });
         let ring = Self {
             given: given.to_vec(),
@@ -95,17 +98,18 @@ impl KeyRing {
         for text in &self.given {
             let secret = text.trim_matches(is_space);
             if secret.is_empty() {
-                return Err(Error::invalid_request("an API key is empty")
-                    .with_hint("leave --api-key out to need none"));
+                return Err(
+                    Error::invalid_request("an API key is empty").with_hint("omit --api-key to require none")
+                );
             }
             keys.push(Key { secret: secret.to_owned(), weight: Weight::default() });
         }
         if let Some(path) = &self.file {
-            let text = std::fs::read_to_string(path)
+            let text = tinyvllm::files::read_any_text(path, MAX_FILE_BYTES)
                 .map_err(|source| Error::io(format_args!("cannot read {}", path.display()), source))?;
             let found = parse_file(&text, path)?;
             if found.is_empty() {
-                // Serving without a key because the file is empty is not what anybody wants.
+                // An empty file must not mean a server without keys.
                 return Err(Error::invalid_request(format!("{} has no key", path.display()))
                     .with_hint("write one key a line"));
             }
@@ -159,7 +163,7 @@ fn digest(secret: &hmac::Key, key: &[u8]) -> Digest {
     digest
 }
 
-/// One key a line, with its weight behind it if that is not 1: `KEY weight=2`. What begins with `#` is a comment.
+/// One key a line, with its weight after it if that is not 1: `KEY weight=2`. What begins with `#` is a comment.
 fn parse_file(text: &str, path: &Path) -> Result<Vec<Key>> {
     let mut keys = Vec::new();
     for (line, text) in (1..).zip(text.lines()) {
@@ -171,11 +175,11 @@ fn parse_file(text: &str, path: &Path) -> Result<Vec<Key>> {
             let given = word.strip_prefix("weight=").and_then(|number| Weight::new(number.parse().ok()?));
             weight = given.ok_or_else(|| {
                 Error::invalid_request(format!(
-                    "line {line} of {} has more than a key, and it is no weight",
+                    "line {line} of {} has text after the key that is not a weight",
                     path.display()
                 ))
                 .with_hint(format!(
-                    "write one key a line, and behind it, if it is to have another weight than 1, weight=N \
+                    "write one key a line, and after it, for another weight than 1, weight=N \
                      with N from 1 to {}; comments begin with #",
                     Weight::MAX
                 ))
@@ -241,8 +245,8 @@ mod tests {
         check(b"beta", None);
         check(b"gamma", Some((2, 3)));
         check(b"delta", Some((3, 1)));
-        assert!(before.find(b"beta").is_some(), "who looked before still sees it");
-        // What cannot be read changes nothing, and a key that comes back is who it was.
+        assert!(before.find(b"beta").is_some(), "a look-up from before still sees it");
+        // What cannot be read changes nothing, and a key that comes back has its old number.
         std::fs::write(file.path(), "# none\n").unwrap();
         assert!(ring.read().unwrap_err().message().contains("has no key"));
         check(b"delta", Some((3, 1)));

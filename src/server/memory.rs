@@ -13,7 +13,7 @@ use super::account::charge;
 use super::auth::Caller;
 use super::error::ApiError;
 use super::values;
-use crate::quoted;
+use tinyvllm::quoted;
 
 /// Most bytes of the responses of one key, with their conversations, as JSON.
 const MAX_BYTES: usize = 64 << 20;
@@ -33,13 +33,13 @@ pub(super) struct Memory {
 /// Those of one key, oldest first.
 #[derive(Debug, Default)]
 struct Shelf {
-    responses: VecDeque<Arc<Kept>>,
+    responses: VecDeque<Arc<StoredResponse>>,
     num_bytes: usize,
 }
 
 /// A response and the items of the conversation before it, as JSON.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub(super) struct StoredResponse {
     id: String,
     response: String,
     input: String,
@@ -47,7 +47,7 @@ pub(super) struct Kept {
     item_ids: Vec<String>,
 }
 
-impl Kept {
+impl StoredResponse {
     /// What is known before there is a response: the conversation before it, whose items get ids if they have none.
     ///
     /// # Errors
@@ -65,7 +65,8 @@ impl Kept {
         let kept = Self { item_ids, input: Value::from(input).to_string(), ..Self::default() };
         if kept.num_bytes() > MAX_INPUT_BYTES {
             let message = format!(
-                "store is true, but the conversation has {} bytes; at most {MAX_INPUT_BYTES} are kept; send store false",
+                "store is true, but the conversation has {} bytes; at most {MAX_INPUT_BYTES} are kept; send store \
+                 false",
                 kept.num_bytes()
             );
             return Err(ApiError::invalid("store", message));
@@ -111,7 +112,7 @@ impl Shelf {
 }
 
 impl Memory {
-    /// Room for so many responses of each key, and for so many bytes of all keys.
+    /// Room for this many responses of each key, and for this many bytes of all keys.
     pub(super) fn new(capacity: usize, max_bytes_together: usize) -> Self {
         let max_bytes = MAX_BYTES.min(max_bytes_together);
         Self { capacity, max_bytes, max_bytes_together, shelves: Mutex::default() }
@@ -123,8 +124,8 @@ impl Memory {
     }
 
     /// Keeps a response of this key.
-    pub(super) fn keep(&self, caller: Caller, id: &str, response: &Value, question: Kept) {
-        let mut kept = Kept { id: id.to_owned(), response: response.to_string(), ..question };
+    pub(super) fn keep(&self, caller: Caller, id: &str, response: &Value, question: StoredResponse) {
+        let mut kept = StoredResponse { id: id.to_owned(), response: response.to_string(), ..question };
         let output = response["output"].as_array().into_iter().flatten();
         kept.item_ids.extend(output.filter_map(id_of));
         let mut shelves = self.shelves();
@@ -136,7 +137,7 @@ impl Memory {
                 break;
             }
         }
-        // Whoever has the most gives way, so that many keys cannot push out what others have.
+        // The largest owner loses first, so that many keys cannot evict responses of others.
         let mut together: usize = shelves.values().map(|shelf| shelf.num_bytes).sum();
         while together > self.max_bytes_together {
             let Some(largest) = shelves.values_mut().max_by_key(|shelf| shelf.num_bytes) else { break };
@@ -181,8 +182,8 @@ impl Memory {
     pub(super) fn forget(&self, caller: Caller, id: &str) -> Result<(), ApiError> {
         let mut shelves = self.shelves();
         let found = shelves.get_mut(&caller.0).and_then(|shelf| {
-            let place = shelf.responses.iter().position(|kept| kept.id == id)?;
-            let kept = shelf.responses.remove(place)?;
+            let position = shelf.responses.iter().position(|kept| kept.id == id)?;
+            let kept = shelf.responses.remove(position)?;
             shelf.num_bytes -= kept.num_bytes();
             Some(())
         });
@@ -203,7 +204,7 @@ impl Memory {
     /// The items themselves, where some only refer to items of this key.
     ///
     /// # Errors
-    /// 400 if nothing is kept, an item is not there, or two refer to the same one: what a few bytes stand for is
+    /// 400 if nothing is kept, an item is not there, or two refer to the same one: what a few bytes refer to is
     /// bounded by what is kept.
     pub(super) fn resolve(&self, caller: Caller, items: Vec<Value>) -> Result<Vec<Value>, ApiError> {
         let reference =
@@ -212,7 +213,7 @@ impl Memory {
         if wanted.is_empty() {
             return Ok(items);
         }
-        self.require_on("input", "send items themselves, as clients do that are told to store nothing")?;
+        self.require_on("input", "send the items themselves, as clients do with store: false")?;
         let mut found = HashMap::new();
         for kept in self.all(caller) {
             if kept.item_ids.iter().any(|id| wanted.contains(id)) {
@@ -225,7 +226,8 @@ impl Memory {
             found.remove(&id).ok_or_else(|| {
                 let path = format!("input[{index}]");
                 let message = format!(
-                    "{path} refers to the item {}, which is not kept, or is referred to twice; send the item itself",
+                    "{path} refers to the item {}, which is not stored, or is referred to twice; send the item \
+                     itself",
                     quoted(&id)
                 );
                 ApiError::invalid(path, message)
@@ -239,18 +241,18 @@ impl Memory {
             return Ok(());
         }
         let message = format!(
-            "{param} needs a server that keeps responses, which this one does not; start it with \
+            "{param} needs a server that stores responses, which this one does not; start it with \
              --responses-memory, or {way_out}"
         );
         Err(ApiError::unsupported(param, message))
     }
 
-    fn find(&self, caller: Caller, id: &str) -> Option<Arc<Kept>> {
+    fn find(&self, caller: Caller, id: &str) -> Option<Arc<StoredResponse>> {
         self.shelves().get(&caller.0)?.responses.iter().find(|kept| kept.id == id).cloned()
     }
 
     /// Those of this key, newest first.
-    fn all(&self, caller: Caller) -> Vec<Arc<Kept>> {
+    fn all(&self, caller: Caller) -> Vec<Arc<StoredResponse>> {
         let shelves = self.shelves();
         shelves.get(&caller.0).map_or_else(Vec::new, |shelf| shelf.responses.iter().rev().cloned().collect())
     }
@@ -277,7 +279,7 @@ mod tests {
             json!({"id": format!("msg_{id}"), "type": "message", "role": "assistant", "content": text});
         let input = json!({"role": "user", "content": text});
         let response = json!({"id": id, "output": [output]});
-        memory.keep(Caller(caller), id, &response, Kept::begin(vec![input]).unwrap());
+        memory.keep(Caller(caller), id, &response, StoredResponse::begin(vec![input]).unwrap());
     }
 
     #[test]
@@ -351,7 +353,7 @@ mod tests {
         assert_eq!(param(memory.resolve(Caller(1), twice).unwrap_err()), "input[1]");
         assert_eq!(param(memory.conversation(Caller(2), "a").unwrap_err()), "previous_response_id");
         let large = json!({"role": "user", "content": "x", "unknown": "x".repeat(MAX_INPUT_BYTES)});
-        assert_eq!(param(Kept::begin(vec![large]).unwrap_err()), "store");
+        assert_eq!(param(StoredResponse::begin(vec![large]).unwrap_err()), "store");
         let off = Memory::new(0, NO_BOUND);
         assert_eq!(off.resolve(Caller(1), vec![plain.clone()]).unwrap(), [plain]);
         for error in

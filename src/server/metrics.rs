@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use super::account::RequestMemory;
 use super::kv_events::KvEventTotals;
-use crate::config::EngineConfig;
-use crate::engine::{EngineStats, FinishReason, SequenceStats, SpeculationStats, StepSizes};
+use tinyvllm::config::EngineConfig;
+use tinyvllm::engine::{EngineStats, FinishReason, SequenceStats, SpeculationStats, StepSizes};
 
 const FIRST_TOKEN: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
@@ -23,7 +23,7 @@ const LATENCY: &[f64] = &[
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
     960.0, 1920.0, 7680.0,
 ];
-/// Sequences that a request may want.
+/// Most sequences of a request.
 const SEQUENCES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
 const REASONS: [FinishReason; 4] =
     [FinishReason::Stop, FinishReason::Length, FinishReason::Abort, FinishReason::Error];
@@ -33,7 +33,7 @@ const REASONS: [FinishReason; 4] =
 pub(super) struct Metrics {
     labels: String,
     prompt_tokens: AtomicU64,
-    /// Not those that nobody gets, because a stop string came before them.
+    /// Not those that are discarded, because a stop string came before them.
     generated_tokens: AtomicU64,
     finished: [AtomicU64; REASONS.len()],
     pub(super) time_to_first_token: Histogram,
@@ -101,7 +101,7 @@ impl Metrics {
         }
     }
 
-    /// All sequences of a request ended, the longest one with so many tokens.
+    /// All sequences of a request ended, the longest one with this many tokens.
     pub(super) fn count_request(&self, n: usize, max_tokens: Option<usize>, num_generated: usize) {
         self.request_n.observe(n as f64);
         self.request_max_generation_tokens.observe(num_generated as f64);
@@ -135,9 +135,9 @@ impl Metrics {
         page.gauge("vllm:num_requests_waiting", "Sequences in the queue", stats.num_waiting as f64);
         // Dashboards and gateways know this one, and some of the counters, by older names too.
         for name in ["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"] {
-            page.gauge(name, "Share of the KV cache in use, 0 to 1", usage);
+            page.gauge(name, "Fraction of the KV cache in use, 0 to 1", usage);
         }
-        page.head("vllm:lora_requests_info", "Adapters, of which there are none", "gauge");
+        page.head("vllm:lora_requests_info", "Adapters (always none)", "gauge");
         let adapters = "max_lora=\"0\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"";
         page.sample("vllm:lora_requests_info", adapters, super::state::unix_seconds() as f64);
         page.head("vllm:cache_config_info", "The KV cache", "gauge");
@@ -158,7 +158,7 @@ impl Metrics {
             page.counter(name, "Prompt tokens looked up in the prefix cache", scheduler.prefix_cache_queries);
         }
         for name in ["vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"] {
-            page.counter(name, "Prompt tokens found there", scheduler.prefix_cache_hits);
+            page.counter(name, "Prompt tokens found in the prefix cache", scheduler.prefix_cache_hits);
         }
         prefix_tiers(&mut page, stats);
         speculation(&mut page, &stats.speculation, config.speculative.num_speculative_tokens);
@@ -171,21 +171,21 @@ impl Metrics {
         let name = "tinyvllm_request_memory_bytes";
         page.gauge(name, "Memory that requests take for what they sent", request_memory.used() as f64);
         let name = "tinyvllm_request_memory_limit_bytes";
-        page.gauge(name, "The most of it (--max-request-memory)", request_memory.limit() as f64);
+        page.gauge(name, "Limit of that memory (--max-request-memory)", request_memory.limit() as f64);
 
         if let Some(totals) = kv_event_totals {
             let name = "tinyvllm_kv_event_batches_total";
             page.counter(name, "Batches of events of the prefix cache", totals.batches);
             let name = "tinyvllm_kv_event_batches_lost_total";
-            page.counter(name, "Those of them that were not sent, because too many waited", totals.lost);
+            page.counter(name, "Batches of events that were not sent, because too many waited", totals.lost);
             let name = "tinyvllm_kv_event_batches_missed_total";
             page.counter(
                 name,
-                "Those that subscribers missed, each for itself, being too slow",
+                "Batches of events that slow subscribers missed, counted for each subscriber",
                 totals.missed,
             );
             let name = "tinyvllm_kv_event_peers_closed_total";
-            let help = "Peers of the sockets of events that were closed because of a limit or what they sent";
+            let help = "Peers of the event sockets that were closed because of a limit or invalid data";
             page.counter(name, help, totals.closed_peers);
         }
 
@@ -221,10 +221,10 @@ impl Metrics {
                 "Generated tokens of the longest sequence of a request",
                 &self.request_max_generation_tokens,
             ),
-            ("vllm:request_params_n", "Sequences that a request wants", &self.request_n),
+            ("vllm:request_params_n", "Sequences that a request asks for", &self.request_n),
             (
                 "vllm:request_params_max_tokens",
-                "The most tokens that a request wants",
+                "The most tokens that a request asks for",
                 &self.request_max_tokens,
             ),
         ] {
@@ -250,7 +250,7 @@ impl Metrics {
     }
 }
 
-/// What prefixes give that are kept beside the prefix cache, in memory of the host or in files.
+/// Metrics of prefixes outside the prefix cache, in host memory or in files.
 fn prefix_tiers(page: &mut Page<'_>, stats: &EngineStats) {
     if stats.prefix_store.is_none() && stats.host_tier.is_none() {
         return;
@@ -267,7 +267,7 @@ fn prefix_tiers(page: &mut Page<'_>, stats: &EngineStats) {
             ("tinyvllm_kv_offload_read_blocks_total", "Blocks copied back", tier.num_read_blocks),
             (
                 "tinyvllm_kv_offload_dropped_blocks_total",
-                "Blocks that were not copied, because a copy failed or all places were in use",
+                "Blocks that were not copied, because a copy failed or all slots were in use",
                 tier.num_dropped_blocks,
             ),
         ] {
@@ -276,7 +276,7 @@ fn prefix_tiers(page: &mut Page<'_>, stats: &EngineStats) {
         page.gauge("tinyvllm_kv_offload_blocks", "Blocks in memory of the host", tier.num_blocks as f64);
         page.gauge("tinyvllm_kv_offload_bytes", "Bytes of these", tier.num_bytes as f64);
         let name = "tinyvllm_kv_offload_max_bytes";
-        page.gauge(name, "Bytes that there may be (--kv-offload-gb)", tier.max_bytes as f64);
+        page.gauge(name, "Limit of bytes (--kv-offload-gb)", tier.max_bytes as f64);
     }
     let Some(store) = &stats.prefix_store else { return };
     for (name, help, value) in [
@@ -291,7 +291,7 @@ fn prefix_tiers(page: &mut Page<'_>, stats: &EngineStats) {
         ("tinyvllm_prefix_store_read_bytes_total", "Bytes of these", store.num_read_bytes),
         (
             "tinyvllm_prefix_store_failed_reads_total",
-            "Blocks that were gone or not what they should be",
+            "Blocks that were missing or damaged",
             store.num_failed_reads,
         ),
     ] {
@@ -344,11 +344,11 @@ fn speculation(page: &mut Page<'_>, stats: &SpeculationStats, num_tokens: usize)
     let counters = [
         ("vllm:spec_decode_num_drafts_total", "Drafts tried", stats.num_drafts),
         ("vllm:spec_decode_num_draft_tokens_total", "Drafted tokens tried", stats.num_draft_tokens),
-        ("vllm:spec_decode_num_accepted_tokens_total", "Drafted tokens that came", stats.num_accepted_tokens),
+        ("vllm:spec_decode_num_accepted_tokens_total", "Accepted drafted tokens", stats.num_accepted_tokens),
     ];
     counters.into_iter().for_each(|(name, help, value)| page.counter(name, help, value));
     let name = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
-    page.head(name, "Drafted tokens that came, by their place in the draft", "counter");
+    page.head(name, "Accepted drafted tokens, by their position in the draft", "counter");
     for (position, count) in stats.num_accepted_at.iter().take(num_tokens).enumerate() {
         page.sample(name, &format!("position=\"{position}\""), *count as f64);
     }

@@ -1,11 +1,11 @@
-//! Lines for whoever runs the server, of which whoever connects cannot make many.
+//! Log lines that clients can cause, at a bounded rate.
 //! A kind of line is a name in the code.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::server::access::AccessLog;
+use crate::access::AccessLog;
 
 /// Time between two lines of a kind.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -13,12 +13,12 @@ const INTERVAL: Duration = Duration::from_secs(10);
 /// Says the first of a kind at once, and of the next ones how many they were.
 pub(super) struct Notices {
     log: Arc<dyn AccessLog>,
-    kinds: Mutex<HashMap<&'static str, Told>>,
+    kinds: Mutex<HashMap<&'static str, NoticeState>>,
 }
 
-struct Told {
+struct NoticeState {
     at: Instant,
-    num_untold: u64,
+    num_suppressed: u64,
 }
 
 impl Notices {
@@ -27,23 +27,23 @@ impl Notices {
     }
 
     /// Tells of something, unless a line of this kind was written just before.
-    pub(super) fn tell(&self, kind: &'static str, message: impl FnOnce() -> String) {
-        self.tell_at(Instant::now(), kind, message);
+    pub(super) fn log(&self, kind: &'static str, message: impl FnOnce() -> String) {
+        self.log_at(Instant::now(), kind, message);
     }
 
-    fn tell_at(&self, now: Instant, kind: &'static str, message: impl FnOnce() -> String) {
+    fn log_at(&self, now: Instant, kind: &'static str, message: impl FnOnce() -> String) {
         let mut kinds = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
-        let num_untold = match kinds.get_mut(kind) {
-            Some(told) if now < told.at + INTERVAL => {
-                told.num_untold += 1;
+        let num_suppressed = match kinds.get_mut(kind) {
+            Some(state) if now < state.at + INTERVAL => {
+                state.num_suppressed += 1;
                 return;
             }
-            Some(told) => told.num_untold,
+            Some(state) => state.num_suppressed,
             None => 0,
         };
-        kinds.insert(kind, Told { at: now, num_untold: 0 });
+        kinds.insert(kind, NoticeState { at: now, num_suppressed: 0 });
         drop(kinds);
-        let more = match num_untold {
+        let more = match num_suppressed {
             0 => String::new(),
             untold => format!(" ({untold} more like this since the last line)"),
         };
@@ -54,7 +54,7 @@ impl Notices {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::access::AccessRecord;
+    use crate::access::AccessRecord;
 
     #[derive(Default)]
     struct Lines(Mutex<Vec<String>>);
@@ -72,14 +72,14 @@ mod tests {
         let lines = Arc::new(Lines::default());
         let notices = Notices::new(lines.clone());
         let start = Instant::now();
-        let tell = |seconds, kind| {
-            notices.tell_at(start + Duration::from_secs(seconds), kind, || format!("{kind} at {seconds}"));
+        let log = |seconds, kind| {
+            notices.log_at(start + Duration::from_secs(seconds), kind, || format!("{kind} at {seconds}"));
         };
-        (0..10).for_each(|seconds| tell(seconds, "a"));
-        tell(3, "b");
-        tell(10, "a");
-        tell(30, "a");
-        let told = lines.0.lock().unwrap().clone();
-        assert_eq!(told, ["a at 0", "b at 3", "a at 10 (9 more like this since the last line)", "a at 30"]);
+        (0..10).for_each(|seconds| log(seconds, "a"));
+        log(3, "b");
+        log(10, "a");
+        log(30, "a");
+        let logged = lines.0.lock().unwrap().clone();
+        assert_eq!(logged, ["a at 0", "b at 3", "a at 10 (9 more like this since the last line)", "a at 30"]);
     }
 }

@@ -3,8 +3,8 @@
 use axum::body::Body;
 use axum::http::{Request, Uri};
 
-/// What begins a path behind `/v1`, and nothing else here.
-const BEHIND_V1: [&str; 5] = ["chat", "completions", "messages", "models", "responses"];
+/// First segments of paths under `/v1`.
+const UNDER_V1: [&str; 5] = ["chat", "completions", "messages", "models", "responses"];
 
 /// The path that is meant, if it is another one. Nothing of it is decoded.
 fn meant(path: &str) -> Option<String> {
@@ -14,14 +14,14 @@ fn meant(path: &str) -> Option<String> {
     if path.starts_with('/') && parts.is_empty() && path.contains("v1") {
         return (path != "/v1").then(|| "/v1".to_owned());
     }
-    if !path.starts_with('/') || !parts.first().is_some_and(|first| BEHIND_V1.contains(first)) {
+    if !path.starts_with('/') || !parts.first().is_some_and(|first| UNDER_V1.contains(first)) {
         return None;
     }
     let meant = format!("/v1/{}", parts.join("/"));
     (meant != path).then_some(meant)
 }
 
-/// Before anything looks at the path: who may ask for it is decided by where it leads.
+/// Before anything reads the path: access is decided by where it leads.
 pub(super) async fn as_meant(mut request: Request<Body>) -> Request<Body> {
     let uri = request.uri();
     if let Some(mut path) = meant(uri.path()) {

@@ -1,7 +1,7 @@
 //! The queue before the engine: bodies are unpacked and parsed, prompts rendered and tokenized, grammars compiled by a few
 //! threads, for each client in its turn.
 //!
-//! A key, or a client without one, has no more than half of the processors at a time, so that a step and somebody else's
+//! A key, or a client without one, has no more than half of the processors at a time, so that a step and another client's
 //! short request always find one. Of those that wait the one with the fewest tasks under way is next, then the one that has
 //! had the least time, both by weight. Names within a key share its part.
 
@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use super::clients::Client;
 use super::error::ApiError;
-use crate::engine::ClientId;
+use tinyvllm::engine::ClientId;
 
 /// The fewest tasks at a time in all: more than one client can have.
 const MIN_TASKS: usize = 4;
@@ -39,7 +39,7 @@ struct Queue {
 struct Line {
     group: ClientId,
     weight: f64,
-    waiting: VecDeque<oneshot::Sender<Turn>>,
+    waiting: VecDeque<oneshot::Sender<RunningTask>>,
     num_tasks: usize,
     time: f64,
 }
@@ -52,7 +52,7 @@ impl Line {
 
 /// A task under way. When this is dropped, another one has its turn.
 #[derive(Debug)]
-struct Turn {
+struct RunningTask {
     queue: Arc<Mutex<Queue>>,
     client: ClientId,
     start: Instant,
@@ -89,7 +89,7 @@ impl Preparation {
     }
 
     /// Waits for the client's turn.
-    async fn turn(&self, client: &Client) -> Option<Turn> {
+    async fn turn(&self, client: &Client) -> Option<RunningTask> {
         let turn = lock(&self.0).push(client);
         start_tasks(&self.0);
         turn.await.ok()
@@ -98,7 +98,7 @@ impl Preparation {
 
 impl Queue {
     /// The client waits for a turn more.
-    fn push(&mut self, client: &Client) -> oneshot::Receiver<Turn> {
+    fn push(&mut self, client: &Client) -> oneshot::Receiver<RunningTask> {
         let (sender, turn) = oneshot::channel();
         let clock = self.clock;
         let line = self.clients.entry(client.id).or_insert_with(|| Line {
@@ -116,7 +116,7 @@ impl Queue {
         turn
     }
 
-    /// Whose turn it is, if there is room for a task of anybody who waits.
+    /// The client whose turn it is, if a waiting task may start.
     fn next(&self) -> Option<ClientId> {
         if self.num_tasks >= self.max_tasks {
             return None;
@@ -137,7 +137,7 @@ impl Queue {
     }
 
     /// The next one that still waits, with its task begun.
-    fn begin(&mut self) -> Option<(ClientId, oneshot::Sender<Turn>)> {
+    fn begin(&mut self) -> Option<(ClientId, oneshot::Sender<RunningTask>)> {
         loop {
             let client = self.next()?;
             let line = self.clients.get_mut(&client)?;
@@ -151,7 +151,7 @@ impl Queue {
         }
     }
 
-    /// A task of this client has taken so many seconds.
+    /// A task of this client has taken this many seconds.
     fn end(&mut self, client: ClientId, seconds: f64) {
         self.num_tasks -= 1;
         let group = self.clients.get(&client).map(|line| line.group);
@@ -164,23 +164,23 @@ impl Queue {
         let clock = self.clock;
         self.clients.retain(|_, line| line.is_active() || line.time > clock);
         if self.num_tasks == 0 && self.clients.values().all(|line| line.waiting.is_empty()) {
-            // Nobody is owed anything by an idle machine.
+            // An idle machine leaves no debt.
             self.clients.clear();
         }
     }
 }
 
-/// Begins as many tasks as there is room for.
+/// Starts as many tasks as the limits allow.
 fn start_tasks(queue: &Arc<Mutex<Queue>>) {
     loop {
         let Some((client, sender)) = lock(queue).begin() else { return };
-        let turn = Turn { queue: Arc::clone(queue), client, start: Instant::now() };
-        // If nobody takes it any more, it ends here.
+        let turn = RunningTask { queue: Arc::clone(queue), client, start: Instant::now() };
+        // If its receiver is gone, it ends here.
         drop(sender.send(turn));
     }
 }
 
-impl Drop for Turn {
+impl Drop for RunningTask {
     fn drop(&mut self) {
         lock(&self.queue).end(self.client, self.start.elapsed().as_secs_f64());
         start_tasks(&self.queue);
@@ -200,7 +200,7 @@ mod tests {
     use super::super::clients::Clients;
     use super::super::keys::FoundKey;
     use super::*;
-    use crate::engine::Weight;
+    use tinyvllm::engine::Weight;
 
     /// A client with this key and name.
     fn client(clients: &Clients, number: usize, name: &'static str) -> Client {
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_crowd_leaves_a_thread_to_others() {
+    async fn many_tasks_of_one_client_leave_a_thread_to_others() {
         let preparation = Preparation::with_limits(3, 1);
         let clients = Clients::new(true);
         let [hog, light, third] = [1, 2, 3].map(|number| client(&clients, number, ""));

@@ -1,4 +1,4 @@
-//! Headers that say who asks, whom, and what the body is. One that is there twice means one thing to a proxy and another
+//! Headers about the sender, the host and the body. One that is there twice means one thing to a proxy and another
 //! one to the server, or what the client wrote instead of what a gateway did, so such a request is refused.
 
 use axum::body::Body;

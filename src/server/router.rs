@@ -1,8 +1,8 @@
 //! Which path leads where.
 //!
-//! `/health` is open, and so is `/`, the chat page: the same bytes for everybody, which ask for a key
-//! themselves. Everything else, also what does not exist, is behind the key: a path is guarded by where it
-//! stands here, never by what its name looks like.
+//! `/health` is open, and so is `/`, the chat page: the same bytes for all clients, which ask for a key themselves.
+//! Everything else, also what does not exist, requires the key: a path is guarded by its position here, never by
+//! what its name looks like.
 
 use std::sync::Arc;
 
@@ -83,7 +83,7 @@ async fn show_openapi() -> Response {
     ok_as("application/json", Body::from(include_str!("openapi.json")))
 }
 
-/// What begins with `/v1`, and where the rest is, for people who look there.
+/// What begins with `/v1`, and where the rest is, for users that open it.
 async fn show_interfaces() -> Response {
     ok(&json!({
         "server": "tinyvllm",
@@ -101,7 +101,7 @@ async fn show_version() -> Response {
     ok(&json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
-/// Where routers listen, in vLLM's form. Nothing is in the list if there are no events.
+/// The endpoints of events, as in vLLM. The list is empty if there are no events.
 async fn show_kv_event_sources(State(app): State<Arc<App>>) -> Response {
     let sources = app.kv_events.iter().map(KvEvents::source).map(|source| {
         json!({"data_parallel_rank": 0, "endpoint": source.endpoint, "replay_endpoint": source.replay_endpoint,
@@ -111,7 +111,7 @@ async fn show_kv_event_sources(State(app): State<Arc<App>>) -> Response {
 }
 
 async fn show_metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
-    // While the server drains, its operator wants to see how far it is.
+    // While the server drains, its operator needs its progress.
     let model = app.model().ok_or_else(|| ApiError::unavailable("Loading model"))?;
     let engine = model.llm.engine();
     let device = model.llm.context().description();

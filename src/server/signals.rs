@@ -9,7 +9,7 @@ pub(super) struct Signals {
     hangup: system::Hangup,
 }
 
-/// What is wanted.
+/// The requested action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wish {
     Stop,

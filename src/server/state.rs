@@ -8,23 +8,23 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::account::RequestMemory;
+use super::admission::{AdmissionControl, Permit};
 use super::clients::{Client, Clients};
 use super::descriptors::Descriptors;
 use super::error::ApiError;
 use super::history::History;
 use super::http_counts::HttpCounts;
-use super::ignored::Told;
+use super::ignored::LoggedNames;
 use super::keys::KeyRing;
 use super::kv_events::KvEvents;
 use super::memory::Memory;
 use super::metrics::Metrics;
 use super::preparation::Preparation;
-use super::room::{Room, Seat};
 use super::{AccessLog, ServerConfig};
-use crate::llm::{Llm, LoadProgress};
+use tinyvllm::llm::{Llm, LoadProgress};
 
-/// The part of what requests may take that responses may take beside it which are kept.
-const KEPT_SHARE: usize = 4;
+/// The fraction of the request memory that stored responses may take in addition to it.
+const STORED_DIVISOR: usize = 4;
 /// Time for which a refusal is held back, of the second after which a client is asked to come again.
 const REFUSAL_TIME: Duration = Duration::from_millis(250);
 /// Steps that must fail in a row before the server calls itself unhealthy.
@@ -42,17 +42,17 @@ pub(super) struct App {
     pub(super) request_memory: Arc<RequestMemory>,
     /// Where the work before the engine is done.
     pub(super) preparation: Preparation,
-    room: Room,
+    admission: AdmissionControl,
     pub(super) keys: KeyRing,
-    /// What tells routers of the prefix cache, if anything.
+    /// The publisher of prefix-cache events, if there is one.
     pub(super) kv_events: Option<KvEvents>,
     pub(super) clients: Clients,
     pub(super) history: History,
     /// Responses that are kept.
     pub(super) memory: Memory,
     pub(super) http: HttpCounts,
-    told: Told,
-    told_dropped: Told,
+    logged: LoggedNames,
+    logged_dropped: LoggedNames,
     loading: Loading,
     model: OnceLock<Arc<Model>>,
     is_draining: AtomicBool,
@@ -85,15 +85,15 @@ impl App {
         Self {
             request_memory: Arc::new(RequestMemory::new(config.max_request_memory)),
             preparation: Preparation::new(),
-            room: Room::new(config.max_waiting),
+            admission: AdmissionControl::new(config.max_waiting),
             keys,
             kv_events,
             clients: Clients::new(config.trust_client_ids),
             history: History::new(config.request_history),
-            memory: Memory::new(config.responses_memory, config.max_request_memory / KEPT_SHARE),
+            memory: Memory::new(config.responses_memory, config.max_request_memory / STORED_DIVISOR),
             http: HttpCounts::default(),
-            told: Told::default(),
-            told_dropped: Told::default(),
+            logged: LoggedNames::default(),
+            logged_dropped: LoggedNames::default(),
             config,
             descriptors,
             is_on_loopback,
@@ -106,8 +106,8 @@ impl App {
         }
     }
 
-    /// Whether all that is cached can only be of whoever asks: without keys, of people at this machine, and otherwise of
-    /// the only key that there ever was, which speaks for nobody else.
+    /// Whether all that is cached belongs to the sender: without keys, users of this machine, and otherwise the only
+    /// key that there ever was.
     pub(super) fn has_one_user(&self) -> bool {
         match self.keys.current().num_known() {
             0 => self.is_on_loopback && !self.config.trust_client_ids,
@@ -138,33 +138,33 @@ impl App {
     ///
     /// # Errors
     /// 400 if they are not to be ignored.
-    pub(super) fn tell_ignored(&self, names: &[String]) -> Result<(), ApiError> {
+    pub(super) fn log_ignored(&self, names: &[String]) -> Result<(), ApiError> {
         if let (Some(first), true) = (names.first(), self.config.strict_fields) {
-            let (verb, them) = if names.len() == 1 { ("means", "it") } else { ("mean", "them") };
+            let (verb, them) = if names.len() == 1 { ("has", "it") } else { ("have", "them") };
             let names = names.join(", ");
-            let message = format!("{names} {verb} nothing here (--strict-fields); leave {them} out");
+            let message = format!("{names} {verb} no effect here (--strict-fields); omit {them}");
             return Err(ApiError::unsupported(first.clone(), message));
         }
-        if let Some(message) = self.told.notice(names) {
+        if let Some(message) = self.logged.notice(names) {
             self.log.notice(&message);
         }
         Ok(())
     }
 
-    /// Says once in the log that prompts have these bytes and characters, which are left out.
-    pub(super) fn tell_dropped(&self, names: &[String]) {
-        if let Some(message) = self.told_dropped.dropped_notice(names) {
+    /// Logs once that prompts have these bytes and characters, which are dropped.
+    pub(super) fn log_dropped(&self, names: &[String]) {
+        if let Some(message) = self.logged_dropped.dropped_notice(names) {
             self.log.notice(&message);
         }
     }
 
-    /// Room for a request whose body nobody has read. A refusal is held back for a moment: clients that come again at
+    /// A permit for a request whose body was not read. A refusal is delayed for a moment: clients that retry at
     /// once would take the thread that serves the others.
     ///
     /// # Errors
     /// 429 if there is none.
-    pub(super) async fn take_seat(&self, model: &Model, client: &Client) -> Result<Vec<Seat>, ApiError> {
-        let taken = self.take_seats(model, client, 1);
+    pub(super) async fn take_permit(&self, model: &Model, client: &Client) -> Result<Vec<Permit>, ApiError> {
+        let taken = self.take_permits(model, client, 1);
         if taken.is_err() {
             tokio::time::sleep(REFUSAL_TIME).await;
         }
@@ -175,13 +175,13 @@ impl App {
     ///
     /// # Errors
     /// 429 if there is none, 400 if there never is.
-    pub(super) fn take_seats(
+    pub(super) fn take_permits(
         &self,
         model: &Model,
         client: &Client,
         num_sequences: usize,
-    ) -> Result<Vec<Seat>, ApiError> {
-        self.room.take(model.llm.engine().config().max_num_seqs, client, num_sequences)
+    ) -> Result<Vec<Permit>, ApiError> {
+        self.admission.take(model.llm.engine().config().max_num_seqs, client, num_sequences)
     }
 
     pub(super) fn loading(&self) -> &Loading {

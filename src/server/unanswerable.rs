@@ -1,5 +1,4 @@
-//! Headers that ask for something which HTTP's library would pass over: a body packed for the way that nobody here unpacks,
-//! and expectations that nobody here meets.
+//! Headers that HTTP's library would ignore: transfer encodings and expectations that are not supported here.
 
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, Request, header};

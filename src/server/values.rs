@@ -1,6 +1,6 @@
 //! JSON values on the account of their request: what is read of a body, and no more than that.
 //!
-//! A body is checked as a whole and cut into its fields. A field becomes a value when somebody takes it. What nobody
+//! A body is checked as a whole and cut into its fields. A field becomes a value when it is read. What is never
 //! takes costs no more than its bytes, whatever it is.
 
 use std::fmt;
@@ -16,6 +16,8 @@ use super::error::ApiError;
 /// Most values in a body, lists and objects included. A prompt in token ids of the longest context windows
 /// has as many.
 const MAX_VALUES: usize = 1 << 21;
+/// Most lists and objects inside one another, which is `serde_json`'s own limit.
+const MAX_DEPTH: usize = 127;
 /// Bytes of an entry of an object: its hash, its name and its value.
 pub(super) const ENTRY_BYTES: usize = size_of::<(u64, String, Value)>();
 
@@ -55,12 +57,28 @@ pub(super) fn read(text: &[u8]) -> Result<Value, ReadError> {
 }
 
 /// Checks that a body is JSON and has not too many values. Nothing is kept of it. The depth is `serde_json`'s own
-/// limit, 128.
+/// limit.
 pub(super) fn check(body: &[u8]) -> Result<(), ApiError> {
     let mut num_left = MAX_VALUES;
     let mut deserializer = serde_json::Deserializer::from_slice(body);
-    Checked(&mut num_left).deserialize(&mut deserializer).map_err(ApiError::not_json)?;
+    Checked(&mut num_left).deserialize(&mut deserializer).map_err(|error| not_json(body, &error))?;
     deserializer.end().map_err(ApiError::not_json)
+}
+
+/// 400: the body is not JSON, or beyond what is read of it.
+fn not_json(body: &[u8], error: &serde_json::Error) -> ApiError {
+    let words = error.to_string();
+    let position = format!("at line {} column {}", error.line(), error.column());
+    if words.starts_with("recursion limit exceeded") {
+        let message =
+            format_args!("it has more than {MAX_DEPTH} lists and objects inside one another {position}");
+        return ApiError::not_json(message);
+    }
+    if words.starts_with("number out of range") {
+        let path = super::path_in_body::path(body, error.line(), error.column());
+        return ApiError::not_json(format_args!("{path} is a number out of range {position}"));
+    }
+    ApiError::not_json(words)
 }
 
 /// Bytes that a copy of a value takes.
@@ -86,7 +104,7 @@ pub(super) fn charge_copies<'v>(values: impl IntoIterator<Item = &'v Value>) -> 
     charge(values.into_iter().map(|value| size_of::<Value>() + copy_bytes(value)).sum())
 }
 
-/// Bytes of a map that has grown to so many entries: the entries, which are in the order in which they came, and the
+/// Bytes of a map that has grown to this many entries: the entries, which are in the order in which they came, and the
 /// table that finds them.
 pub(super) fn map_bytes(num_entries: usize, entry_bytes: usize) -> usize {
     if num_entries == 0 {
@@ -99,7 +117,7 @@ pub(super) fn map_bytes(num_entries: usize, entry_bytes: usize) -> usize {
     };
     let room = if num_buckets < 16 { num_buckets - 1 } else { num_buckets / 8 * 7 };
     let room = if num_entries == 1 { 1 } else { room };
-    // A place in the entries and a byte of the hash for each bucket, and a group of such bytes more.
+    // An index into the entries and a byte of the hash for each bucket, and a group of such bytes more.
     allocated(room * entry_bytes) + allocated(num_buckets * (size_of::<usize>() + 1) + 16)
 }
 
@@ -129,7 +147,7 @@ impl MapCharge {
     }
 }
 
-/// Makes room in a list for one more. While it grows, it is there twice.
+/// Makes space in a list for one more. While it grows, it exists twice.
 pub(super) fn grow<T>(list: &mut Vec<T>) -> Result<(), ApiError> {
     if list.len() < list.capacity() {
         return Ok(());
@@ -142,7 +160,7 @@ pub(super) fn grow<T>(list: &mut Vec<T>) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// The error for a library that knows nothing of ours, which is asked for after it.
+/// The error for a library that has its own type; ours is read after it.
 fn refused<E: serde::de::Error>(_: ApiError) -> E {
     E::custom("there is no memory for it")
 }
@@ -209,7 +227,7 @@ impl<'de> Visitor<'de> for Build {
             let num_entries = fields.len();
             let add = || {
                 if num_entries == 0 {
-                    // Most have few, and would be given room for three.
+                    // Most have few, and would get space for three.
                     fields = Map::with_capacity(1);
                 }
                 fields.insert(name, value)
@@ -304,19 +322,19 @@ impl Visitor<'_> for NameVisitor {
 
 /// A value in a body that was checked, or one that was read.
 #[derive(Debug, Clone)]
-pub(super) enum Part {
+pub(super) enum BodyValue {
     /// Where it is in the body.
     Unread(Arc<Vec<u8>>, Range<usize>),
     Read(Value),
 }
 
-impl From<Value> for Part {
+impl From<Value> for BodyValue {
     fn from(value: Value) -> Self {
         Self::Read(value)
     }
 }
 
-impl Part {
+impl BodyValue {
     /// A whole body.
     pub(super) fn whole(body: Vec<u8>) -> Self {
         let range = 0..body.len();
@@ -390,12 +408,12 @@ impl Part {
         match self {
             Self::Read(Value::Array(values)) => return Ok(values.into_iter().map(Self::Read).collect()),
             Self::Unread(body, range) if body[range.start] == b'[' => {
-                let mut place = after_space(&body, range.start + 1);
-                while body[place] != b']' {
-                    let end = end_of_value(&body, place);
+                let mut offset = after_space(&body, range.start + 1);
+                while body[offset] != b']' {
+                    let end = end_of_value(&body, offset);
                     grow(&mut items)?;
-                    items.push(Self::Unread(Arc::clone(&body), place..end));
-                    place = after_sign(&body, end, b',');
+                    items.push(Self::Unread(Arc::clone(&body), offset..end));
+                    offset = after_sign(&body, end, b',');
                 }
             }
             _ => {}
@@ -416,15 +434,15 @@ impl Part {
                 fields.into_iter().try_for_each(|(name, value)| add(name, Self::Read(value)))
             }
             Self::Unread(body, range) if body[range.start] == b'{' => {
-                let mut place = after_space(&body, range.start + 1);
-                while body[place] != b'}' {
-                    let end = end_of_value(&body, place);
-                    charge(allocated(end - place))?;
-                    let name = serde_json::from_slice(&body[place..end]).map_err(ApiError::not_json)?;
-                    place = after_sign(&body, end, b':');
-                    let end = end_of_value(&body, place);
-                    add(name, Self::Unread(Arc::clone(&body), place..end))?;
-                    place = after_sign(&body, end, b',');
+                let mut offset = after_space(&body, range.start + 1);
+                while body[offset] != b'}' {
+                    let end = end_of_value(&body, offset);
+                    charge(allocated(end - offset))?;
+                    let name = serde_json::from_slice(&body[offset..end]).map_err(ApiError::not_json)?;
+                    offset = after_sign(&body, end, b':');
+                    let end = end_of_value(&body, offset);
+                    add(name, Self::Unread(Arc::clone(&body), offset..end))?;
+                    offset = after_sign(&body, end, b',');
                 }
                 Ok(())
             }
@@ -475,52 +493,52 @@ impl<'de> Visitor<'de> for TokenIds {
     }
 }
 
-/// The first place from here that is no white space.
-fn after_space(body: &[u8], place: usize) -> usize {
+/// The first offset from here that is not white space.
+fn after_space(body: &[u8], offset: usize) -> usize {
     let is_space = |byte: &u8| matches!(byte, b' ' | b'\t' | b'\n' | b'\r');
-    place + body[place..].iter().take_while(|byte| is_space(byte)).count()
+    offset + body[offset..].iter().take_while(|byte| is_space(byte)).count()
 }
 
-/// The first place after white space and, if it is there, this sign with more white space.
-fn after_sign(body: &[u8], place: usize, sign: u8) -> usize {
-    let place = after_space(body, place);
-    if body.get(place) == Some(&sign) { after_space(body, place + 1) } else { place }
+/// The first offset after white space and, if it is there, this sign with more white space.
+fn after_sign(body: &[u8], offset: usize, sign: u8) -> usize {
+    let offset = after_space(body, offset);
+    if body.get(offset) == Some(&sign) { after_space(body, offset + 1) } else { offset }
 }
 
 /// Where the value ends that begins here, in a body that was checked.
 fn end_of_value(body: &[u8], start: usize) -> usize {
-    let (mut place, mut depth) = (start, 0_usize);
-    while let Some(byte) = body.get(place) {
+    let (mut offset, mut depth) = (start, 0_usize);
+    while let Some(byte) = body.get(offset) {
         match byte {
             b'"' => {
-                place = end_of_string(body, place);
+                offset = end_of_string(body, offset);
                 if depth == 0 {
-                    return place;
+                    return offset;
                 }
                 continue;
             }
             b'[' | b'{' => depth += 1,
-            b']' | b'}' | b',' | b':' | b' ' | b'\t' | b'\n' | b'\r' if depth == 0 => return place,
+            b']' | b'}' | b',' | b':' | b' ' | b'\t' | b'\n' | b'\r' if depth == 0 => return offset,
             b']' | b'}' => {
                 depth -= 1;
                 if depth == 0 {
-                    return place + 1;
+                    return offset + 1;
                 }
             }
             _ => {}
         }
-        place += 1;
+        offset += 1;
     }
-    place
+    offset
 }
 
 fn end_of_string(body: &[u8], start: usize) -> usize {
-    let mut place = start + 1;
-    while let Some(byte) = body.get(place) {
+    let mut offset = start + 1;
+    while let Some(byte) = body.get(offset) {
         match byte {
-            b'"' => return place + 1,
-            b'\\' => place += 2,
-            _ => place += 1,
+            b'"' => return offset + 1,
+            b'\\' => offset += 2,
+            _ => offset += 1,
         }
     }
     body.len()

@@ -1,19 +1,19 @@
-//! How often drafts are right, by what they come from.
+//! The rate of accepted drafts, by their source.
 
 use std::sync::{Mutex, PoisonError};
 
-/// What a draft comes from.
+/// The source of a draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Evidence {
-    /// So many tokens in front of it are alike.
+    /// This many tokens in front of it are alike.
     Match(usize),
-    /// It goes on beside what was drafted before, of which the last so many tokens were right.
+    /// It continues the previous draft, of which this many of the last tokens were right.
     Along(usize),
-    /// Another model says so, or a block of the same one.
+    /// Another model drafts them, or a block of the same one.
     Model,
 }
 
-/// Matches of up to so many tokens are counted together, and longer ones; behind them are those that go along.
+/// Matches of up to this many tokens are counted together, and longer ones; after them are those that go along.
 const MATCHES: [usize; 5] = [2, 4, 8, 16, 32];
 const ALONG: [usize; 3] = [0, 3, 15];
 const NUM_CLASSES: usize = MATCHES.len() + 1 + ALONG.len() + 1 + 1;
@@ -21,10 +21,11 @@ const NUM_CLASSES: usize = MATCHES.len() + 1 + ALONG.len() + 1 + 1;
 /// The probability that is expected of each class before anything was tried.
 const EXPECTED: [f32; NUM_CLASSES] = [0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.5, 0.6, 0.8, 0.9, 0.7];
 
-/// What is expected weighs as much as so many tokens that were tried.
+/// The prior weighs as much as this many tried tokens.
 const EXPECTED_WEIGHT: f32 = 4.0;
 
-/// What of the counts is left after each draft that was tried, and after each that was not: what once failed is tried again.
+/// The decay of the counts after each draft that was tried, and after each that was not: failures are retried
+/// eventually.
 const KEPT_WHEN_TRIED: f32 = 0.95;
 const KEPT_WHEN_SEEN: f32 = 0.998;
 
@@ -48,15 +49,15 @@ impl Counts {
 }
 
 fn class(evidence: Evidence) -> usize {
-    let place = |bounds: &[usize], len: usize| bounds.iter().take_while(|most| len > **most).count();
+    let bucket = |bounds: &[usize], len: usize| bounds.iter().take_while(|most| len > **most).count();
     match evidence {
-        Evidence::Match(len) => place(&MATCHES, len),
-        Evidence::Along(len) => MATCHES.len() + 1 + place(&ALONG, len),
+        Evidence::Match(len) => bucket(&MATCHES, len),
+        Evidence::Along(len) => MATCHES.len() + 1 + bucket(&ALONG, len),
         Evidence::Model => NUM_CLASSES - 1,
     }
 }
 
-/// What an engine has learned of all of its sequences. It is what is expected of a new one.
+/// The engine's statistics of all of its sequences, the prior of a new one.
 #[derive(Debug, Default)]
 pub struct Acceptance {
     counts: Mutex<[Counts; NUM_CLASSES]>,
@@ -66,6 +67,11 @@ impl Acceptance {
     fn chance(&self, class: usize) -> f32 {
         let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner)[class];
         chance(counts, EXPECTED[class])
+    }
+
+    /// Nothing was tried in a step: failures are retried eventually.
+    pub(crate) fn forget(&self, evidence: Evidence) {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)[class(evidence)].decay(KEPT_WHEN_SEEN);
     }
 
     fn learn(&self, class: usize, num_tried: f32, num_right: f32) {
@@ -79,7 +85,7 @@ fn chance(counts: Counts, expected: f32) -> f32 {
     (counts.num_right + expected * EXPECTED_WEIGHT) / (counts.num_tried + EXPECTED_WEIGHT)
 }
 
-/// What was learned of one sequence.
+/// Statistics of one sequence.
 #[derive(Debug, Default)]
 pub struct OwnAcceptance {
     counts: [Counts; NUM_CLASSES],
@@ -93,7 +99,8 @@ impl OwnAcceptance {
         chance(self.counts[class], all.chance(class))
     }
 
-    /// Hears that the first `num_right` of `num_tried` tokens were. What is behind the first wrong one says nothing.
+    /// Receives that the first `num_right` of `num_tried` tokens were right. Tokens after the first wrong one are not
+    /// counted.
     pub fn learn(&mut self, all: &Acceptance, evidence: Evidence, num_tried: usize, num_right: usize) {
         let class = class(evidence);
         let (num_tried, num_right) = (num_tried.min(num_right + 1) as f32, num_right as f32);
@@ -119,9 +126,9 @@ mod tests {
         // Other lengths have their own.
         assert!((own.chance(&all, Match(3)) - 0.5).abs() < 1e-6);
         assert!((own.chance(&all, Along(6)) - 0.8).abs() < 1e-6);
-        // A new sequence begins with what the others have seen.
+        // A new sequence begins with the statistics of the others.
         assert!(OwnAcceptance::default().chance(&all, Match(8)) < 0.25);
-        // What failed is tried again some day, and then believed.
+        // Failures are retried eventually, and successes count then.
         for _ in 0..3_000 {
             own.chance(&all, Match(6));
         }
@@ -131,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_behind_the_first_wrong_token_says_nothing() {
+    fn tokens_after_the_first_wrong_one_do_not_count() {
         let (all, mut own) = (Acceptance::default(), OwnAcceptance::default());
         (0..200).for_each(|_| own.learn(&all, Match(1), 8, 3));
         let chance = own.chance(&all, Match(1));

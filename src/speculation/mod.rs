@@ -17,7 +17,7 @@ pub use acceptance::{Acceptance, Evidence, OwnAcceptance};
 pub use seconds::SecondsPerToken;
 pub use suffix::LookupSource;
 
-/// A model's draft goes on while it is at least so likely that all of it comes.
+/// A model's draft continues while its chance of full acceptance is at least this.
 pub const LEAST_CHANCE: f32 = 0.25;
 
 /// Tokens that may follow a sequence.
@@ -25,7 +25,7 @@ pub const LEAST_CHANCE: f32 = 0.25;
 pub struct Draft {
     /// In their order.
     pub token_ids: Vec<u32>,
-    /// For each the probability, 0 to 1, that it is the one to come if those before it are. As many as tokens.
+    /// For each token the probability, 0 to 1, that it is right if those before it are. Length of `token_ids`.
     pub chances: Vec<f32>,
 }
 
@@ -36,7 +36,7 @@ impl Draft {
         self.token_ids.len()
     }
 
-    /// Whether nothing is drafted.
+    /// Whether the draft is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.token_ids.is_empty()
@@ -55,12 +55,12 @@ impl Draft {
     }
 }
 
-/// Proposes how one sequence may go on, from its own tokens only.
+/// Proposes a continuation of one sequence, from its own tokens only.
 pub trait Drafter: Send {
     /// Takes the next tokens: those that are predicted, the prompt, which may come in chunks, and the output.
     fn extend(&mut self, token_ids: &[u32]);
 
-    /// What drafting takes, if it is not next to nothing. Then drafts are asked for only where that is worth it.
+    /// The cost of drafting, if it matters. Then drafts are requested only where they pay.
     fn cost(&mut self) -> Option<DraftCost> {
         None
     }
@@ -68,11 +68,11 @@ pub trait Drafter: Send {
     /// Adds up to `max_tokens` tokens to the empty `draft` that may follow those so far.
     fn draft(&mut self, max_tokens: usize, draft: &mut Draft);
 
-    /// Hears that of the last draft `num_tried` tokens were tried, of which the first `num_right` came.
+    /// Receives that `num_tried` tokens of the last draft were tried, of which the first `num_right` were accepted.
     fn learn(&mut self, num_tried: usize, num_right: usize);
 }
 
-/// What a drafter takes for a token, and what that is good for.
+/// The time of a drafted token, and its value.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DraftCost {
     /// The probability that a token is right, if those before it are.
@@ -84,8 +84,8 @@ pub struct DraftCost {
 /// A sequence that is to be drafted for.
 #[derive(Debug, Clone, Copy)]
 pub struct DraftedSequence<'a> {
-    /// The first so many tokens that its drafter will get are no part of it: whoever sent the request says that the output will
-    /// be much like them.
+    /// The number of tokens at the start of the drafter's input that do not belong to it: the request predicts that the
+    /// output will be similar to them.
     pub num_predicted: usize,
     /// The next ones are the prompt.
     pub num_prompt_tokens: usize,

@@ -1,11 +1,11 @@
-//! What a drafted token takes.
+//! The time of a drafted token.
 
 use std::time::Duration;
 
-/// What of the time of a token was seen counts after one more.
+/// The decay of measurements with each further one.
 const KEPT: f64 = 0.9;
 
-/// A running mean of what a drafted token takes; 0 if none was drafted yet.
+/// A running mean of the time of a drafted token; 0 if none was drafted yet.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SecondsPerToken(f64);
 
@@ -16,7 +16,7 @@ impl SecondsPerToken {
         self.0
     }
 
-    /// Hears what a draft of so many tokens took.
+    /// Receives the time of a draft of this many tokens.
     pub fn learn(&mut self, time: Duration, num_tokens: usize) {
         let seconds = time.as_secs_f64() / num_tokens.max(1) as f64;
         self.0 = match self.0 {
@@ -36,7 +36,7 @@ mod tests {
         assert_eq!(seconds.get(), 0.0);
         seconds.learn(Duration::from_millis(8), 4);
         assert!((seconds.get() - 0.002).abs() < 1e-9);
-        // A draft that came to nothing took its time too.
+        // A rejected draft took its time too.
         seconds.learn(Duration::from_millis(12), 0);
         assert!((seconds.get() - 0.003).abs() < 1e-9);
     }

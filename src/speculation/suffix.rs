@@ -1,4 +1,4 @@
-//! Drafts from what a sequence has said or read before.
+//! Drafts from a sequence's earlier tokens.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use super::acceptance::{Evidence, OwnAcceptance};
 use super::suffix_automaton::{Match, SuffixAutomaton};
 use super::{Acceptance, Draft, DraftSource, DraftedSequence, Drafter};
 
-/// No token: nothing that begins before it goes on behind it.
+/// No token: no match continues across it.
 const SEPARATOR: u32 = u32::MAX;
 
-/// The beginning of an output goes along with the beginning of the prediction as if so many tokens before had been right.
+/// At the beginning of an output, the prediction is trusted as if this many tokens before had been right.
 const TRUST_IN_PREDICTION: usize = 16;
 
 /// Starts drafters that look their tokens up in the sequence itself.
@@ -54,52 +54,52 @@ impl DraftSource for LookupSource {
     }
 }
 
-/// Drafts what followed the longest suffix of the sequence that was there before.
+/// Drafts the continuation of the longest suffix of the sequence that occurred before.
 #[derive(Debug)]
 struct LookupDrafter {
     min_match: usize,
     max_match: usize,
-    /// What is predicted and a separator, if there is anything, and the sequence.
+    /// The prediction and a separator, if there is a prediction, and the sequence.
     automaton: SuffixAutomaton,
     num_predicted: usize,
     /// Where the output begins among these.
     first_output: usize,
-    /// Where the sequence goes along with what was there before.
+    /// The position in earlier tokens that the sequence currently follows.
     along: Option<Along>,
     all: Arc<Acceptance>,
     own: OwnAcceptance,
-    /// What the last draft came from.
+    /// The source of the last draft.
     evidence: Evidence,
 }
 
-/// A place among earlier tokens that goes on with each new one, right or not: text that is edited changes here and there and
-/// goes on as before.
+/// A position among earlier tokens that advances with each new one, right or not: text that is edited changes here and
+/// there and continues as before.
 #[derive(Debug, Clone, Copy)]
 struct Along {
-    place: usize,
-    /// The last so many tokens were those at the place.
+    position: usize,
+    /// This many of the last tokens matched those at the position.
     num_right: usize,
 }
 
 impl LookupDrafter {
-    /// Where what may follow begins, and what speaks for it: the longer one of a match, and what went along so far.
+    /// The start of the continuation, and its evidence: the longer one of a match and of the followed tokens.
     fn find(&mut self) -> Option<(Evidence, usize)> {
         let found = self.automaton.longest_match().filter(|found| found.len >= self.min_match);
         let is_longer = |len: usize| self.along.is_none_or(|along| len > along.num_right);
         if let Some(Match { len, end }) = found.filter(|found| is_longer(found.len)) {
             let len = len.min(self.max_match);
-            self.along = Some(Along { place: end, num_right: len });
+            self.along = Some(Along { position: end, num_right: len });
             return Some((Evidence::Match(len), end));
         }
-        self.along.map(|Along { place, num_right }| (Evidence::Along(num_right), place))
+        self.along.map(|Along { position, num_right }| (Evidence::Along(num_right), position))
     }
 
     fn go_along(&mut self, token_id: u32) {
-        let Some(Along { place, num_right }) = &mut self.along else { return };
-        let is_right = self.automaton.token_ids().get(*place) == Some(&token_id);
+        let Some(Along { position, num_right }) = &mut self.along else { return };
+        let is_right = self.automaton.token_ids().get(*position) == Some(&token_id);
         *num_right = if is_right { *num_right + 1 } else { 0 };
-        *place += 1;
-        if *place == self.num_predicted {
+        *position += 1;
+        if *position == self.num_predicted {
             self.along = None;
         }
     }
@@ -108,16 +108,16 @@ impl LookupDrafter {
 impl Drafter for LookupDrafter {
     fn extend(&mut self, token_ids: &[u32]) {
         for &token_id in token_ids {
-            let place = self.automaton.token_ids().len();
-            if place == self.num_predicted && place > 0 {
+            let position = self.automaton.token_ids().len();
+            if position == self.num_predicted && position > 0 {
                 self.automaton.push(SEPARATOR);
             }
-            if place >= self.first_output {
+            if position >= self.first_output {
                 self.go_along(token_id);
             }
             self.automaton.push(token_id);
             if self.num_predicted > 0 && self.automaton.token_ids().len() == self.first_output {
-                self.along = Some(Along { place: 0, num_right: TRUST_IN_PREDICTION });
+                self.along = Some(Along { position: 0, num_right: TRUST_IN_PREDICTION });
             }
         }
     }
@@ -128,7 +128,7 @@ impl Drafter for LookupDrafter {
         let chance = self.own.chance(&self.all, evidence);
         let token_ids = self.automaton.token_ids();
         for position in start..start + max_tokens {
-            // What repeats itself goes on to do so: behind the last token come those of the draft.
+            // Repeated text continues: after the last token come those of the draft.
             let token_id =
                 token_ids.get(position).or_else(|| draft.token_ids.get(position - token_ids.len()));
             match token_id.copied() {
@@ -178,7 +178,7 @@ mod tests {
         assert_eq!(draft(&suffix, &[1, 2, 3, 7, 2, 3, 8, 1, 2, 3], 1), [7]);
         // Of matches of one length the last one.
         assert_eq!(draft(&suffix, &[2, 3, 7, 9, 2, 3, 8, 1, 2, 3], 1), [8]);
-        // A loop goes on.
+        // A loop continues.
         assert_eq!(draft(&suffix, &[5, 6, 5, 6, 5], 5), [6, 5, 6, 5, 6]);
         for nothing in [&[][..], &[1], &[1, 2, 3], &[1, 2, 3, 1]] {
             assert!(draft(&suffix, nothing, 4).is_empty(), "{nothing:?}");
@@ -200,10 +200,10 @@ mod tests {
         check(&[5], &[6, 7, 8]);
         check(&[5, 6, 7, 8], &[9]);
         check(&[5, 6, 7, 8, 9], &[]);
-        // One token is another one; then it goes on.
+        // One token differs; then it continues.
         check(&[5, 3], &[7, 8, 9]);
         check(&[5, 3, 7], &[8, 9]);
-        // It went another way, and came back: a match is longer than what went along.
+        // It diverged and came back: the match is longer than the followed tokens.
         check(&[5, 3, 4, 6, 7], &[8, 9]);
         check(&[3, 3, 3, 3, 3, 5, 6, 7], &[8, 9]);
     }

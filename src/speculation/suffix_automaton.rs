@@ -1,7 +1,7 @@
-//! The suffix automaton of a growing list of tokens: it knows at each time the longest suffix that was there before.
+//! The suffix automaton of a growing list of tokens: it always has the longest suffix that occurred before.
 //!
-//! A state stands for the suffixes that end at the same positions. A token more adds at most two states, and on average takes a
-//! constant number of steps (Blumer et al., 1985). It takes 70 to 100 bytes for each.
+//! A state is the set of suffixes that end at the same positions. A token adds at most two states, and takes a constant
+//! number of steps on average (Blumer et al., 1985). It takes 70 to 100 bytes for each.
 
 use std::collections::HashMap;
 
@@ -9,8 +9,8 @@ use std::collections::HashMap;
 const NONE: u32 = u32::MAX;
 const ROOT: u32 = 0;
 
-/// States above the last one that are told of a new occurrence. Those farther up keep an older one, which is as true.
-const MAX_TOLD: usize = 32;
+/// States above the last one that are updated with a new occurrence. Those farther up keep an older one, which is as valid.
+const MAX_REPORTED: usize = 32;
 
 #[derive(Debug, Clone, Copy)]
 struct State {
@@ -18,7 +18,7 @@ struct State {
     len: u32,
     /// The state of the longest suffix that ends at more positions.
     link: u32,
-    /// One of the positions behind its suffixes, the last one as a rule.
+    /// One of the positions after its suffixes, the last one as a rule.
     end: u32,
     /// Its first edge in the list.
     first_edge: u32,
@@ -36,7 +36,7 @@ struct Edge {
 pub(super) struct Match {
     /// Its tokens.
     pub(super) len: usize,
-    /// The position behind it where it was before.
+    /// The position after it where it was before.
     pub(super) end: usize,
 }
 
@@ -120,7 +120,7 @@ impl SuffixAutomaton {
         let (end, mut state) = (self.states[new as usize].end, self.states[new as usize].link);
         let State { len, end: end_before, .. } = self.states[state as usize];
         self.longest = (len > 0).then_some(Match { len: len as usize, end: end_before as usize });
-        for _ in 0..MAX_TOLD {
+        for _ in 0..MAX_REPORTED {
             if state == ROOT {
                 break;
             }
@@ -170,7 +170,7 @@ mod tests {
         }
     }
 
-    /// A token that is followed by another one each time has as many edges as it stands there.
+    /// A token that has another successor at each occurrence has an edge for each of them.
     #[test]
     fn time_grows_with_the_number_of_tokens_whatever_they_are() {
         let shapes: [fn(u32) -> u32; 4] =

@@ -20,7 +20,7 @@ pub(super) struct AddedToken {
     pub(super) content: String,
     /// Left out of the text when special tokens are skipped.
     pub(super) control: bool,
-    /// Matches only between characters that are not part of a word.
+    /// Matches only between characters that do not belong to a word.
     pub(super) single_word: bool,
     /// Takes the whitespace before it along.
     pub(super) lstrip: bool,
@@ -47,8 +47,8 @@ impl AddedToken {
         }
     }
 
-    /// Whether plain text must not produce this token. Besides the tokens marked as special these are
-    /// the ones that look it: some files leave turn markers such as `<｜User｜>` unmarked.
+    /// Whether plain text must not produce this token: tokens that are marked as special, and those that look it, since
+    /// some files leave turn markers such as `<｜User｜>` unmarked.
     fn is_guarded(&self) -> bool {
         let wrapped = |open, close| self.content.starts_with(open) && self.content.ends_with(close);
         self.control || wrapped("<|", "|>") || wrapped("<｜", "｜>")
@@ -69,7 +69,7 @@ pub(super) struct AddedTokens {
     ids: HashMap<String, u32>,
     raw: Trie,
     normalized: Trie,
-    /// The guarded tokens of both kinds, as they are spelled in raw text.
+    /// The guarded tokens of both kinds, as spelled in raw text.
     guarded: Trie,
 }
 
@@ -145,8 +145,8 @@ impl AddedTokens {
         !self.normalized.is_empty()
     }
 
-    /// Cuts raw text into tokens and the text between them. `is_protected` says of a span whether any of it
-    /// is plain text, whatever it spells.
+    /// Splits raw text into tokens and the text between them. `is_protected` returns whether a span overlaps plain
+    /// text, which never becomes a guarded token.
     pub(super) fn split_raw(&self, text: &str, is_protected: impl Fn(Range<usize>) -> bool) -> Vec<Fragment> {
         self.split(&self.raw, text, is_protected)
     }

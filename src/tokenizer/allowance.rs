@@ -1,22 +1,22 @@
-//! What a tokenizer file may make of a text: the steps in it are those of whoever wrote the file, any number of them, and
-//! each may write many times what it reads or take a time that grows faster than the text.
+//! Limits of a tokenizer file's steps: a file may have any number of them, and each may multiply the text or take
+//! superlinear time.
 
 use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::{Error, Result};
 
-/// What a text may become in any case.
+/// The length of output that is always allowed.
 const MIN_BYTES: usize = 1 << 20;
-/// How many times as long as it was it may be. Unicode's longest decomposition is eleven times what it stands for.
+/// The allowed growth factor of a text. Unicode's longest decomposition has a factor of eleven.
 const MAX_GROWTH: usize = 16;
-/// Time of the processor in any case, and for each byte: ten times what the slowest known files take.
+/// The allowed processor time, fixed and per byte: ten times that of the slowest known files.
 const MIN_TIME: Duration = Duration::from_secs(2);
 const TIME_PER_BYTE: Duration = Duration::from_micros(10);
-/// The most steps of one kind that a file may have. Known ones have at most eleven.
+/// Maximum steps of one kind in a file. Known ones have at most eleven.
 const MAX_STEPS: usize = 64;
 
-/// How much the parts of one text may still become together, and until when.
+/// The remaining output of a text's segments, and their deadline.
 #[derive(Debug)]
 pub(super) struct Allowance {
     left: usize,
@@ -28,7 +28,7 @@ impl Allowance {
         Self::for_bytes(text.len(), MIN_BYTES)
     }
 
-    /// For texts of so many bytes, which may become `least` bytes in any case.
+    /// For texts of this many bytes, which may become `least` bytes in any case.
     pub(super) fn for_bytes(num_bytes: usize, least: usize) -> Self {
         let factor = u32::try_from(num_bytes).unwrap_or(u32::MAX);
         Self {
@@ -37,7 +37,7 @@ impl Allowance {
         }
     }
 
-    /// Makes sure that a part may become so long.
+    /// Checks that a segment may become this long.
     ///
     /// # Errors
     /// If it may not.
@@ -51,7 +51,7 @@ impl Allowance {
         )))
     }
 
-    /// Takes what a part has become.
+    /// Charges the output of a segment.
     pub(super) fn take(&mut self, num_bytes: usize) {
         self.left = self.left.saturating_sub(num_bytes);
     }
@@ -65,13 +65,12 @@ impl Allowance {
             return Ok(());
         }
         Err(Error::invalid_request(format!(
-            "the steps of the tokenizer's file take longer with the text than {MIN_TIME:?} and {TIME_PER_BYTE:?} a byte, \
-             which is the most allowed"
+            "the tokenizer needs more time for the text than the limit of {MIN_TIME:?} and {TIME_PER_BYTE:?} a byte"
         )))
     }
 }
 
-/// Makes sure that a part of a file has no more steps than one may have.
+/// Checks the number of steps in a section of a file.
 ///
 /// # Errors
 /// If it has.

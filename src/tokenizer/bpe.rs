@@ -1,7 +1,7 @@
-//! From pieces to ids: builds the library's models from parts that were checked here.
+//! From pieces to ids: builds the library's models from checked data.
 //!
 //! The library trusts its input (a merge longer than every token makes it panic), so every merge is looked
-//! up first. Control tokens are left out of the model: no text can produce them.
+//! up first. Control tokens are not in the model: no text can produce them.
 
 use std::collections::HashSet;
 
@@ -12,37 +12,37 @@ use super::dropped::{self, Alphabet};
 use super::{byte_level, spm};
 use crate::{Error, Result};
 
-/// The parts of a byte-pair model.
+/// The data of a byte-pair model.
 #[derive(Debug, Default)]
-pub(super) struct BpeParts {
+pub(super) struct BpeModelData {
     /// Token text → id.
     pub(super) vocab: Vocab,
     /// Pairs, the first to be merged first.
     pub(super) merges: Vec<(String, String)>,
-    /// A piece that is a token is taken whole.
+    /// A piece that is a token is not split further.
     pub(super) ignore_merges: bool,
     /// Characters without a token become `<0xHH>` tokens.
     pub(super) byte_fallback: bool,
-    /// What a character becomes that has no token.
+    /// The token of characters that have none.
     pub(super) unk_token: Option<String>,
     /// Neighbouring unknown characters become one unknown token.
     pub(super) fuse_unk: bool,
-    /// What stands before tokens that begin no word.
+    /// The prefix of tokens that do not begin a word.
     pub(super) continuing_subword_prefix: Option<String>,
-    /// What stands behind tokens that end one.
+    /// The suffix of tokens that end one.
     pub(super) end_of_word_suffix: Option<String>,
-    /// What the characters of tokens stand for.
+    /// The meaning of the characters of tokens.
     pub(super) alphabet: Alphabet,
 }
 
-/// Makes pieces into ids.
+/// Converts pieces to ids.
 #[derive(Debug)]
 pub(super) struct PieceModel {
     model: ModelWrapper,
     alphabet: Alphabet,
-    /// What has a token, where characters without one are left out.
+    /// The characters with a token, if others are dropped.
     known: Option<Known>,
-    /// Control tokens that the library's model has all the same; no piece becomes one.
+    /// Control tokens in the library's model; no piece becomes one.
     control: HashSet<u32>,
 }
 
@@ -56,7 +56,7 @@ struct Known {
 
 impl Known {
     /// None if everything has a token.
-    fn of(parts: &BpeParts) -> Option<Self> {
+    fn of(parts: &BpeModelData) -> Option<Self> {
         let single = |token: &String| {
             let mut characters = token.chars();
             characters.next().filter(|_| characters.next().is_none())
@@ -85,14 +85,14 @@ impl PieceModel {
     ///
     /// # Errors
     /// If a merge names a token that is not in the vocabulary, or makes one that is not.
-    pub(super) fn bpe(mut parts: BpeParts, control: &HashSet<String>) -> Result<Self> {
+    pub(super) fn bpe(mut parts: BpeModelData, control: &HashSet<String>) -> Result<Self> {
         let prefix = parts.continuing_subword_prefix.clone().unwrap_or_default();
         let mut merged = String::new();
         let mut merges = Vec::with_capacity(parts.merges.len());
         for (rank, (left, right)) in std::mem::take(&mut parts.merges).into_iter().enumerate() {
             let Some(continued) = right.strip_prefix(&prefix) else {
                 return Err(Error::invalid_model(format!(
-                    "merge {rank} ({left:?} and {right:?}) has no {prefix:?} before its second part"
+                    "merge {rank} ({left:?} and {right:?}) has no {prefix:?} before its second token"
                 )));
             };
             merged.clear();
@@ -137,19 +137,19 @@ impl PieceModel {
         Ok(Self { model: model.into(), alphabet: parts.alphabet, known, control: HashSet::new() })
     }
 
-    /// A model of another kind, as the library has read it. No piece becomes one of the tokens in `control`.
+    /// A model of another kind, as read by the library. No piece becomes one of the tokens in `control`.
     pub(super) fn other(model: ModelWrapper, control: HashSet<u32>) -> Self {
         Self { model, alphabet: Alphabet::Characters, known: None, control }
     }
 
-    /// Whether a piece that is a token is taken whole.
+    /// Whether a piece that is a token is not split further.
     fn takes_whole(&self, piece: &str) -> bool {
         let ModelWrapper::BPE(bpe) = &self.model else { return false };
         bpe.ignore_merges && bpe.token_to_id(piece).is_some()
     }
 
-    /// Appends the ids of `piece`, which is in the vocabulary's characters. A character without a token is left out
-    /// where nothing stands for unknown ones; see [`super::dropped_in`].
+    /// Appends the ids of `piece`, which is in the vocabulary's characters. A character without a token is dropped if
+    /// there is no unknown token; see [`super::dropped_in`].
     ///
     /// # Errors
     /// If the library has one.
@@ -178,11 +178,11 @@ impl PieceModel {
 mod tests {
     use super::*;
 
-    fn parts(tokens: &[&str], merges: &[(&str, &str)]) -> BpeParts {
-        BpeParts {
+    fn parts(tokens: &[&str], merges: &[(&str, &str)]) -> BpeModelData {
+        BpeModelData {
             vocab: tokens.iter().zip(0..).map(|(token, id)| ((*token).to_owned(), id)).collect(),
             merges: merges.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect(),
-            ..BpeParts::default()
+            ..BpeModelData::default()
         }
     }
 
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn no_text_becomes_a_control_token() {
         let control = HashSet::from(["ab".to_owned()]);
-        let parts = BpeParts { ignore_merges: true, ..parts(&["a", "b", "ab"], &[("a", "b")]) };
+        let parts = BpeModelData { ignore_merges: true, ..parts(&["a", "b", "ab"], &[("a", "b")]) };
         assert_eq!(encode(&PieceModel::bpe(parts, &control).unwrap(), "ab").unwrap(), [0, 1]);
     }
 
@@ -210,7 +210,7 @@ mod tests {
     fn a_byte_without_a_token_is_left_out() {
         let model = PieceModel::bpe(parts(&["a", "b", "ab"], &[("a", "b")]), &HashSet::new()).unwrap();
         assert_eq!(encode(&model, "aba").unwrap(), [2, 0]);
-        // What then stand side by side merge, as in the library that the vocabularies were made with.
+        // Neighbours merge then, as in the library that made the vocabularies.
         assert_eq!(encode(&model, "aĠbĠ").unwrap(), [2]);
         assert!(encode(&model, "Ġ").unwrap().is_empty());
         let dropped = |piece| dropped::dropped_in(|| encode(&model, piece).unwrap()).1;
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn bytes_stand_for_characters_where_all_of_them_are_there() {
-        let parts = BpeParts {
+        let parts = BpeModelData {
             byte_fallback: true,
             alphabet: Alphabet::Characters,
             ..parts(&["a", "<0xC3>", "<0xA9>"], &[])

@@ -1,8 +1,8 @@
 //! The reversible mapping of bytes to printable characters that byte-level vocabularies are written in.
 
-/// The character that stands for `byte`.
+/// The character of `byte`.
 pub(super) const fn char_of_byte(byte: u8) -> char {
-    // Printable bytes stand for themselves; the other 68 follow from U+0100 in ascending order.
+    // Printable bytes map to themselves; the other 68 map to U+0100 and up, in ascending order.
     let code = match byte {
         b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => byte as u32,
         0..=0x20 => 0x100 + byte as u32,
@@ -15,7 +15,7 @@ pub(super) const fn char_of_byte(byte: u8) -> char {
     }
 }
 
-/// The byte that `c` stands for.
+/// The byte of `c`.
 pub(super) const fn byte_of_char(c: char) -> Option<u8> {
     match c as u32 {
         code @ (0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF) => Some(code as u8),
@@ -26,7 +26,7 @@ pub(super) const fn byte_of_char(c: char) -> Option<u8> {
     }
 }
 
-/// The bytes that a token stands for, or the token's own if a character of it stands for none.
+/// The bytes of a token, or the token's own UTF-8 if one of its characters has no byte.
 pub(super) fn decode_token(token: &str) -> Vec<u8> {
     token.chars().map(byte_of_char).collect::<Option<_>>().unwrap_or_else(|| token.as_bytes().to_vec())
 }

@@ -1,17 +1,17 @@
-//! The table of a `Precompiled` normaliser, checked before the library uses it, which trusts what it says of itself.
+//! The table of a `Precompiled` normaliser, checked before the library uses it, which trusts its contents.
 //!
 //! It is SentencePiece's: the length of a trie, the trie as a double array of 32-bit units, and texts that end with a zero
 //! byte each. A text of the trie is replaced by the one that its leaf names.
 
 use std::collections::{HashSet, VecDeque};
 
-/// How many times as long as what it replaces a text may be; Unicode's longest is eleven times.
+/// The allowed growth factor of a replacement; Unicode's longest is eleven.
 const MAX_GROWTH: usize = 16;
 
 /// Looks through all that can be found in the trie.
 ///
 /// # Errors
-/// What is wrong with it.
+/// A description of the defect.
 pub(super) fn check(base64: &str) -> Result<(), String> {
     let bytes = decode(base64).ok_or("it is not Base64")?;
     let (length, rest) = bytes.split_first_chunk().ok_or("it has no length")?;
@@ -54,7 +54,7 @@ pub(super) fn check(base64: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// What is between the unit of a node and those of its children.
+/// The offset between the unit of a node and those of its children.
 fn offset(unit: usize) -> usize {
     (unit >> 10) << ((unit & 1 << 9) >> 6)
 }
@@ -122,7 +122,7 @@ mod tests {
         assert!(check(&[0; 8]).unwrap_err().contains("out of its 0 units"));
         assert!(check(&u32::MAX.to_le_bytes()).unwrap_err().contains("4294967295 bytes"));
         assert!(check(&[1]).is_err() && super::check("?").is_err());
-        // A node that is its own child is looked at once.
+        // A node that is its own child is visited once.
         let mut knot = table(768, 0, b"x\0");
         let own = 0x61 | 1 << 8 | (0x61 << 10);
         knot[4 + 4 * (256 ^ 0x61)..][..4].copy_from_slice(&u32::to_le_bytes(own));

@@ -13,7 +13,7 @@ use super::{Tokenizer, strip_leading_spaces};
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     skip_special: bool,
-    /// Control tokens that are part of the text all the same, ascending.
+    /// Control tokens that are shown nevertheless, ascending.
     visible: Arc<[u32]>,
     /// Bytes of a character that is not complete.
     pending: Vec<u8>,
@@ -21,8 +21,8 @@ pub struct Detokenizer {
 }
 
 impl Detokenizer {
-    /// A stream that starts a text of its own, as the answer in a chat does: the space that encoding
-    /// puts before a text is taken off. With `skip_special`, control tokens are left out.
+    /// A stream for a separate text, such as the answer in a chat: the space that encoding puts before a text is
+    /// removed. With `skip_special`, control tokens are omitted.
     #[must_use]
     pub fn new(tokenizer: Arc<Tokenizer>, skip_special: bool) -> Self {
         let num_leading_spaces = tokenizer.num_leading_spaces();

@@ -1,7 +1,7 @@
-//! Characters that a text has and a vocabulary lacks: left out of the tokens, and told to whoever wants to know.
+//! Characters that a text has and a vocabulary lacks: dropped from the tokens, and reported to callers.
 //!
-//! Encoding happens within one call, on one thread, deep under templates and requests. So what is left out is
-//! collected for the thread, between the beginning and the end of [`dropped_in`].
+//! Encoding happens within one call, on one thread, deep under templates and requests. So dropped characters are
+//! collected per thread, between the start and the end of [`dropped_in`].
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ thread_local! {
     static FOUND: RefCell<Option<BTreeSet<String>>> = const { RefCell::new(None) };
 }
 
-/// What the characters of pieces stand for.
+/// The meaning of the characters of pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Alphabet {
     /// Each for a byte.
@@ -25,10 +25,10 @@ pub(super) enum Alphabet {
     Characters,
 }
 
-/// Does `work`, and says which bytes (`0x07`) and characters (`U+4E00`) were left out of tokens meanwhile because the
+/// Runs `work`, and returns the bytes (`0x07`) and characters (`U+4E00`) that were dropped during it because the
 /// vocabulary has no token for them; of many, the first ones in order.
 pub fn dropped_in<T>(work: impl FnOnce() -> T) -> (T, Vec<String>) {
-    /// What was collected before, which comes back even after a panic.
+    /// The outer collection, which is restored even after a panic.
     struct Outer(Option<BTreeSet<String>>);
     impl Drop for Outer {
         fn drop(&mut self) {
@@ -42,7 +42,7 @@ pub fn dropped_in<T>(work: impl FnOnce() -> T) -> (T, Vec<String>) {
     (result, found.into_iter().collect())
 }
 
-/// `c` was left out.
+/// `c` was dropped.
 pub(super) fn note(c: char, alphabet: Alphabet) {
     FOUND.with_borrow_mut(|found| {
         let Some(found) = found else { return };
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_collected_where_somebody_asks() {
+    fn names_are_collected_on_demand() {
         note('Ġ', Alphabet::Bytes);
         let ((inner, during), outer) = dropped_in(|| {
             note('Ġ', Alphabet::Bytes);
@@ -68,7 +68,7 @@ mod tests {
             (inner.1, "result")
         });
         assert_eq!((inner, during), (vec!["U+5B57".to_owned()], "result"));
-        // What was asked for inside is that question's alone.
+        // A nested call collects its own.
         assert_eq!(outer, ["0x20", "U+0120"]);
         assert_eq!(dropped_in(|| note('字', Alphabet::Bytes)).1, ["U+5B57"]);
         let many = dropped_in(|| ('a'..='z').for_each(|c| note(c, Alphabet::Characters))).1;

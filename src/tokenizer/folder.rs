@@ -1,4 +1,4 @@
-//! A model folder's tokenizer: `tokenizer.json` and the small files beside it.
+//! A model folder's tokenizer: `tokenizer.json` and the small files next to it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,7 +6,8 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::Tokenizer;
-use crate::{Error, ErrorKind, Result};
+use super::json::MAX_FILE_BYTES;
+use crate::{Error, ErrorKind, Result, files};
 
 impl Tokenizer {
     /// Reads the tokenizer of a model folder: `tokenizer.json`, and where they exist
@@ -65,7 +66,7 @@ impl Tokenizer {
 }
 
 impl Tokenizer {
-    /// The contents of a file that text can be read without. A damaged one is left out, with a line.
+    /// The contents of a file that text can be read without. A damaged one is ignored, with a notice.
     fn read_if_possible(&mut self, path: &Path) -> Value {
         read_json(path).unwrap_or_else(|error| {
             self.notices.push(format!("{}; it is left out", error.message()));
@@ -73,7 +74,7 @@ impl Tokenizer {
         })
     }
 
-    /// What the config calls the beginning or end of a sequence is no text, whatever tokenizer.json says of it.
+    /// The config's BOS and EOS tokens are control tokens, for every setting in tokenizer.json.
     fn set_control(&mut self, text: &str, key: &str) {
         let Some(id) = self.token_id(text).filter(|id| !self.is_special(*id)) else { return };
         self.vocabulary.set_control(id);
@@ -85,7 +86,7 @@ impl Tokenizer {
 }
 
 /// The special tokens that these files name, those of the last one first. Each is a variable of templates, also those that
-/// a model has beside the usual ones, such as `image_token`.
+/// a model has in addition to the usual ones, such as `image_token`.
 fn template_tokens(files: &[&Value]) -> Map<String, Value> {
     let mut tokens = Map::new();
     for file in files {
@@ -147,7 +148,7 @@ fn token_content(entry: &Value) -> Option<&str> {
 }
 
 fn read_text(path: &Path) -> Result<Option<String>> {
-    match std::fs::read_to_string(path) {
+    match files::read(path, MAX_FILE_BYTES).and_then(files::text) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(Error::io(format!("reading {}", path.display()), error)),
@@ -224,7 +225,7 @@ mod tests {
         });
         assert_eq!(Value::from(tokenizer.template_tokens()), expected);
         let notices = tokenizer.notices();
-        assert!(notices.len() == 1 && notices[0].contains("puts \"</s>\" behind every text"), "{notices:?}");
+        assert!(notices.len() == 1 && notices[0].contains("puts \"</s>\" after every text"), "{notices:?}");
     }
 
     #[test]

@@ -15,11 +15,11 @@ use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};
 
 use self::tokens::{TokenType, Tokens};
 use super::added::AddedTokens;
-use super::bpe::{BpeParts, PieceModel};
+use super::bpe::{BpeModelData, PieceModel};
 use super::dropped::Alphabet;
 use super::pipeline::{LibraryStep, PiecePipeline, Pieces};
 use super::pre::{self, PreTokenizer, Writing};
-use super::spm::{self, SpmModel, SpmParts};
+use super::spm::{self, SpmModel, SpmModelData};
 use super::vocabulary::Vocabulary;
 use super::{Pipeline, Tokenizer, byte_level};
 use crate::weights::gguf::{Metadata, Value};
@@ -27,12 +27,12 @@ use crate::{Error, ErrorKind, Result};
 
 const PRE_KEY: &str = "tokenizer.ggml.pre";
 const TEMPLATE_KEY: &str = "tokenizer.chat_template";
-/// A longer token is never made of its parts. Those of the vocabularies in question have at most 128 bytes.
+/// A longer token is never merged from others. The vocabularies in question have tokens of at most 128 bytes.
 const MAX_RANKED_CHARS: usize = 128;
 /// Longer words are one unknown token of BERT's.
 const MAX_WORDPIECE_CHARS: usize = 100;
 
-/// What the kinds of tokenizer assume when a key is missing.
+/// The defaults of each kind of tokenizer for missing keys.
 #[derive(Debug, Clone, Copy)]
 struct Defaults {
     bos: Option<u32>,
@@ -44,8 +44,8 @@ impl Tokenizer {
     /// Reads the tokenizer of a GGUF file.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] if the file has none, [`ErrorKind::Unsupported`] for a type or
-    /// pre-tokenizer that is not known, [`ErrorKind::InvalidModel`] if its parts contradict each other.
+    /// [`ErrorKind::NotFound`] if the file has none, [`ErrorKind::Unsupported`] for an unknown type or pre-tokenizer,
+    /// [`ErrorKind::InvalidModel`] if its contents contradict each other.
     pub fn from_gguf(metadata: &Metadata) -> Result<Self> {
         Self::from_gguf_with(metadata, None)
     }
@@ -76,14 +76,15 @@ impl Tokenizer {
             "llama" => sentencepiece(metadata, &mut tokens)?,
             "bert" => wordpiece(metadata, &mut tokens)?,
             other => {
-                return Err(Error::unsupported(format!("the tokenizer type {other:?} is not known")).with_hint(
-                    "known ones are gpt2 and gemma4 (byte pairs), llama (SentencePiece) and bert (WordPiece); a folder \
+                return Err(Error::unsupported(format!("the tokenizer type \"{}\" is not known", crate::shortened(other))).with_hint(
+                    "known ones are gpt2 and gemma4 (byte pairs), llama (SentencePiece) and bert (WordPiece); a \
+                     folder \
                      of the model with tokenizer.json is the way out",
                 ));
             }
         };
         tokenizer.template_tokens = template_tokens(metadata, &tokens);
-        tokenizer.notices = tokens.notices;
+        tokenizer.notices.extend(tokens.notices);
         for (name, key) in [("eos", "add_eos_token"), ("seperator", "add_sep_token")] {
             if flag(metadata, key)? == Some(true)
                 && let Some(id) = special_id(metadata, name, tokenizer.vocab_size())?
@@ -96,7 +97,7 @@ impl Tokenizer {
     }
 }
 
-/// The special tokens that templates may write beside the first and the last, as far as the file has them.
+/// The special tokens that templates may write in addition to the first and the last, as far as the file has them.
 fn template_tokens(metadata: &Metadata, tokens: &Tokens<'_>) -> Map<String, serde_json::Value> {
     const NAMES: [(&str, &str); 5] =
         [("unk", "unknown"), ("sep", "seperator"), ("pad", "padding"), ("cls", "cls"), ("mask", "mask")];
@@ -128,8 +129,8 @@ fn pre_tokenizer(
                 Some(_) => format!("{PRE_KEY} is {:?}", pre::DEFAULT),
             };
             notices.push(format!(
-                "WARNING: the file does not say how its tokenizer splits text ({why}): a general rule is taken, with \
-                 which answers may be worse without a sign of it; if you know the right one, give --pre-tokenizer NAME"
+                "WARNING: the file does not say how its tokenizer splits text ({why}): a general rule is used, with \
+                 which answers can be worse without an error; if you know the right one, give --pre-tokenizer NAME"
             ));
             pre::DEFAULT
         }
@@ -162,13 +163,13 @@ fn byte_pairs(
         Writing::Bytes => Alphabet::Bytes,
         Writing::Marked | Writing::Words => Alphabet::Characters,
     };
-    let parts = BpeParts {
+    let parts = BpeModelData {
         vocab,
         merges,
         ignore_merges: pre.ignore_merges,
         byte_fallback: pre.writing == Writing::Marked,
         alphabet,
-        ..BpeParts::default()
+        ..BpeModelData::default()
     };
     let model = PieceModel::bpe(parts, &tokens.control_texts())?;
     let vocabulary = tokens.vocabulary(|token, kind| match pre.writing {
@@ -187,11 +188,12 @@ fn byte_pairs(
     let pipeline = Pipeline::Pieces(Box::new(PiecePipeline { normalizer: None, pieces, model }));
     let defaults = Defaults { bos: None, eos: None, add_bos: pre.add_bos };
     let mut tokenizer = finish(metadata, defaults, vocabulary, added, pipeline)?;
-    // The first files of these models say no where their makers' say yes.
+    // The first GGUF files of these models have false, and the makers' own files have true.
     if pre.always_adds_bos && tokenizer.prefix_token_ids.is_empty() && tokenizer.bos_token_id.is_some() {
         tokenizer.prefix_token_ids.extend(tokenizer.bos_token_id);
         tokens.notices.push(
-            "tokenizer.ggml.add_bos_token is false, but prompts of this kind of model begin with a token of their own; \
+            "tokenizer.ggml.add_bos_token is false, but prompts of this kind of model begin with a token of their \
+             own; \
              it is added"
                 .to_owned(),
         );
@@ -199,8 +201,8 @@ fn byte_pairs(
     Ok(tokenizer)
 }
 
-/// The merges of a vocabulary whose ids are the order of its merges: each token is made of the two that are left when
-/// those before it have merged what they can of it.
+/// The merges of a vocabulary whose ids are the order of its merges: each token is merged from the two tokens that
+/// remain after all earlier merges.
 fn merges_by_id(tokens: &Tokens<'_>, vocab: &Vocab) -> Vec<(String, String)> {
     let mut merges = Vec::new();
     for (id, text, kind) in tokens.iter() {
@@ -208,7 +210,7 @@ fn merges_by_id(tokens: &Tokens<'_>, vocab: &Vocab) -> Vec<(String, String)> {
         if kind != TokenType::Normal || !(2..=MAX_RANKED_CHARS).contains(&num_chars) {
             continue;
         }
-        // Where each part begins, and the end.
+        // The start of each segment, and the end.
         let mut bounds: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
         while bounds.len() > 3 {
             let merged = bounds.windows(3).enumerate().filter_map(|(index, parts)| {
@@ -234,7 +236,7 @@ fn sentencepiece(metadata: &Metadata, tokens: &mut Tokens<'_>) -> Result<Tokeniz
     let unknown = special_id(metadata, "unknown", tokens.len())?
         .or_else(|| with_type(TokenType::Unknown).next().map(|(_, id)| id));
     let add_space_prefix = flag(metadata, "add_space_prefix")?.unwrap_or(true);
-    let model = SpmModel::new(SpmParts {
+    let model = SpmModel::new(SpmModelData {
         tokens: with_type(TokenType::Normal)
             .filter(|(text, id)| vocab.get(*text) == Some(id))
             .map(|(text, id)| (text.clone(), id, scores[id as usize]))
@@ -279,7 +281,7 @@ fn wordpiece(metadata: &Metadata, tokens: &mut Tokens<'_>) -> Result<Tokenizer> 
         .continuing_subword_prefix(CONTINUED.to_owned())
         .max_input_chars_per_word(MAX_WORDPIECE_CHARS)
         .build()
-        .map_err(|error| Error::invalid_model(format!("the vocabulary is none of BERT's: {error}")))?;
+        .map_err(|error| Error::invalid_model(format!("the vocabulary is not BERT's: {error}")))?;
     let lowercase = flag(metadata, "normalizer.lowercase")?.unwrap_or(true);
     let strip_accents = flag(metadata, "normalizer.strip_accents")?.unwrap_or(lowercase);
     let normalizer = BertNormalizer::new(true, true, Some(strip_accents), lowercase);
@@ -299,7 +301,7 @@ fn wordpiece(metadata: &Metadata, tokens: &mut Tokens<'_>) -> Result<Tokenizer> 
     Ok(tokenizer)
 }
 
-/// The bytes of a token in which a character stands for the blank and others for bytes.
+/// The bytes of a token with a character for the blank, and other characters for bytes.
 fn marked_bytes(token: &str, kind: TokenType) -> Vec<u8> {
     match (kind, spm::byte_of_token(token)) {
         (TokenType::Byte, Some(byte)) => vec![byte],
@@ -341,6 +343,9 @@ fn finish(
     }
     let add_bos = flag(metadata, "add_bos_token")?.unwrap_or(defaults.add_bos);
     let templates = text_under(metadata, TEMPLATE_KEY);
+    let no_text = metadata.get(TEMPLATE_KEY).filter(|value| !matches!(value, Value::String(_)));
+    let notices = no_text
+        .map(|value| format!("{TEMPLATE_KEY} is {}, expected a text; it is left out", value.describe()));
     Ok(Tokenizer {
         vocabulary,
         added,
@@ -352,7 +357,7 @@ fn finish(
         template_tokens: Map::new(),
         chat_templates: templates.map(|(name, source)| (name.to_owned(), source.to_owned())).collect(),
         num_leading_spaces: 0,
-        notices: Vec::new(),
+        notices: notices.into_iter().collect(),
         single: OnceLock::new(),
         longest: OnceLock::new(),
     })
@@ -383,7 +388,7 @@ fn special_id(metadata: &Metadata, name: &str, num_tokens: usize) -> Result<Opti
     }
 }
 
-/// The texts under a key and under what follows it after a dot, with names; that of the key itself is `default`.
+/// The texts under a key and under its dotted suffixes, with names; that of the key itself is `default`.
 fn text_under<'m>(metadata: &'m Metadata, key: &'static str) -> impl Iterator<Item = (&'m str, &'m str)> {
     let named = metadata.entries.range(key.to_owned()..).take_while(move |(found, _)| found.starts_with(key));
     named.filter_map(move |(found, value)| {

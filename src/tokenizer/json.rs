@@ -1,7 +1,7 @@
 //! `tokenizer.json`, the format of the `tokenizers` library.
 //!
-//! Its parts are checked here before the library sees them. A decoder has to work token by token, because text is
-//! handed out while it is generated.
+//! Its sections are checked here before the library sees them. A decoder has to work token by token, because text is
+//! streamed while it is generated.
 
 mod decoder;
 mod model;
@@ -24,11 +24,14 @@ use super::pipeline::{LibraryStep, PiecePipeline, Pieces};
 use super::split::Splitter;
 use super::vocabulary::{TokenKind, Vocabulary};
 use super::{Pipeline, Tokenizer};
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 
-/// What the tokens of a vocabulary may become together in any case.
+/// Bytes of one of a tokenizer's files: known ones have up to 35 MB.
+pub(super) const MAX_FILE_BYTES: u64 = 256 << 20;
+
+/// Maximum total bytes of a vocabulary's tokens that are always allowed.
 const MIN_VOCABULARY_BYTES: usize = 16 << 20;
-/// The most tokens before every text. Known files have two.
+/// Maximum tokens before every text. Known files have two.
 const MAX_PREFIX: usize = 64;
 
 #[derive(Deserialize)]
@@ -63,15 +66,15 @@ struct Added {
 }
 
 impl Tokenizer {
-    /// Reads a `tokenizer.json` alone. What only its neighbours say (which token begins and ends a
-    /// sequence, the chat template) is then unknown; [`Self::from_dir`] reads those too.
+    /// Reads a `tokenizer.json` alone, without the neighbouring files that name the BOS and EOS tokens and the chat
+    /// template; [`Self::from_dir`] reads those too.
     ///
     /// # Errors
     /// If the file cannot be read, is damaged, or describes a kind of tokenizer that is not supported.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let bytes =
-            std::fs::read(path).map_err(|error| Error::io(format!("reading {}", path.display()), error))?;
+        let bytes = files::read(path, MAX_FILE_BYTES)
+            .map_err(|error| Error::io(format!("cannot read {}", path.display()), error))?;
         Self::from_json(&bytes).map_err(|error| error.context(path.display()))
     }
 
@@ -107,7 +110,7 @@ impl Tokenizer {
         }
         let vocabulary = Vocabulary::new(written)?;
         let normalizer = Normalizer::from_json(&file.normalizer)?;
-        // All together, since there may be as many as a file has room for.
+        // All together, since a file may have any number of them.
         let num_bytes = added.iter().map(|token| token.content.len()).sum();
         let mut allowance = Allowance::for_bytes(num_bytes, MIN_VOCABULARY_BYTES);
         let added = AddedTokens::new(added, |text| match &normalizer {
@@ -194,22 +197,22 @@ fn prefix_token_ids(post_processor: &Value, id_of: impl Fn(&str) -> Option<u32>)
     Ok(ids)
 }
 
-/// The tokens that the post-processor puts behind a text.
+/// The tokens that the post-processor puts after a text.
 fn suffix(post_processor: &Value) -> Vec<String> {
     const MAX_SHOWN: usize = 8;
     let mut suffix = Vec::new();
     for step in steps(post_processor, "processors") {
         let of_bert = step["sep"][0].as_str();
         let template = step["single"].as_array().into_iter().flatten();
-        let behind = template.skip_while(|item| item["Sequence"].is_null());
-        let behind = behind.filter_map(|item| item["SpecialToken"]["id"].as_str());
-        let behind = of_bert.into_iter().chain(behind).take(MAX_SHOWN - suffix.len());
-        suffix.extend(behind.map(|text| format!("{:?}", text.chars().take(100).collect::<String>())));
+        let suffixes = template.skip_while(|item| item["Sequence"].is_null());
+        let suffixes = suffixes.filter_map(|item| item["SpecialToken"]["id"].as_str());
+        let suffixes = of_bert.into_iter().chain(suffixes).take(MAX_SHOWN - suffix.len());
+        suffix.extend(suffixes.map(|text| format!("{:?}", text.chars().take(100).collect::<String>())));
     }
     suffix
 }
 
-/// A part of the file as the list of its steps; a `Sequence` has several.
+/// A section of the file as the list of its steps; a `Sequence` has several.
 fn steps<'v>(part: &'v Value, list: &str) -> Vec<&'v Value> {
     if part.is_null() {
         return Vec::new();

@@ -89,11 +89,11 @@ pub struct Tokenizer {
     chat_templates: BTreeMap<String, String>,
     /// Leading spaces that decoding takes off, because encoding puts them there.
     num_leading_spaces: usize,
-    /// What whoever runs the model should know of the file.
+    /// Notices about the file for the operator.
     notices: Vec<String>,
-    /// What tokens of one character at most stand for, listed when somebody asks.
+    /// The texts of tokens of at most one character, listed at first use.
     single: OnceLock<HashSet<Vec<u8>>>,
-    /// The bytes of the longest token, counted when somebody asks.
+    /// The bytes of the longest token, counted at first use.
     longest: OnceLock<usize>,
 }
 
@@ -107,8 +107,8 @@ enum Pipeline {
 }
 
 impl Tokenizer {
-    /// Encodes text, without adding anything to it. What the vocabulary has no token for is left out where nothing
-    /// stands for unknown characters; [`dropped_in`] says what that was.
+    /// Encodes text, without adding anything to it. Characters without a token are dropped where there is no unknown
+    /// token; [`dropped_in`] returns them.
     ///
     /// # Errors
     /// If the text cannot be normalised or split as the file says.
@@ -160,7 +160,7 @@ impl Tokenizer {
     }
 
     /// The text of `ids`. Bytes that are not UTF-8 become U+FFFD; an id without a token stands for no
-    /// text. With `skip_special`, control tokens are left out.
+    /// text. With `skip_special`, control tokens are omitted.
     #[must_use]
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
         let mut bytes = Vec::new();
@@ -223,6 +223,12 @@ impl Tokenizer {
     #[must_use]
     pub fn bos_token_id(&self) -> Option<u32> {
         self.bos_token_id
+    }
+
+    /// The token that templates call `eos_token`, if the model has one; [`Self::eos_token_ids`] are all that end an answer.
+    #[must_use]
+    pub fn eos_token_id(&self) -> Option<u32> {
+        self.eos_token_id
     }
 
     /// Whether prompts are to begin with tokens that their text does not spell.
@@ -290,12 +296,6 @@ impl Tokenizer {
         self.added.find_guarded(text)
     }
 
-    /// What templates call `eos_token`.
-    #[cfg(feature = "server")]
-    pub(crate) fn template_eos_token_id(&self) -> Option<u32> {
-        self.eos_token_id
-    }
-
     /// The special tokens as variables of a template.
     pub(crate) fn template_tokens(&self) -> Map<String, Value> {
         let ends = [("bos_token", self.bos_token_id), ("eos_token", self.eos_token_id)];
@@ -304,11 +304,12 @@ impl Tokenizer {
         known.chain(self.template_tokens.clone()).collect()
     }
 
-    /// Says, once, that what the files would have behind every text is left out: an answer goes on with its prompt.
+    /// Notes once that the files' suffix after every text is omitted: an answer continues its prompt.
     fn note_suffix(&mut self, file: &str, suffix: &str) {
-        const BEHIND: &str = "behind every text; prompts are without it, because an answer goes on with them";
-        if !self.notices.iter().any(|notice| notice.ends_with(BEHIND)) {
-            self.notices.push(format!("{file} puts {suffix} {BEHIND}"));
+        const SUFFIX_NOTICE: &str =
+            "after every text; prompts are without it, because an answer continues them";
+        if !self.notices.iter().any(|notice| notice.ends_with(SUFFIX_NOTICE)) {
+            self.notices.push(format!("{file} puts {suffix} {SUFFIX_NOTICE}"));
         }
     }
 

@@ -1,6 +1,6 @@
-//! The normaliser of a `tokenizer.json`, one step after the other, so that what they make of a text stays bounded.
+//! The normaliser of a `tokenizer.json`, step by step, so that the growth of a text stays bounded.
 //!
-//! Each step is the library's. A file may have any number of them, and each may write many times what it reads.
+//! Each step is the library's. A file may have any number of them, and each may multiply the text.
 
 use serde_json::Value;
 use tokenizers::utils::SysRegex;
@@ -28,10 +28,10 @@ struct Replacement {
 }
 
 impl Normalizer {
-    /// Nothing for null.
+    /// None for null.
     ///
     /// # Errors
-    /// If a step is none that the library knows.
+    /// If the library does not support a step.
     pub(super) fn from_json(json: &Value) -> Result<Option<Self>> {
         let mut steps = Vec::new();
         add_steps(json, &mut steps)?;
@@ -157,10 +157,10 @@ mod tests {
         assert!(normalize(&huge, &"b".repeat(1 << 16)).is_err());
         // Each match takes a hundred thousand steps.
         let slow = replace(&json!({"Regex": "(?:(?:(?!c)a?){13}b|)a"}), "a");
-        assert!(normalize(&slow, &"a".repeat(20_000)).unwrap_err().message().contains("take longer"));
+        assert!(normalize(&slow, &"a".repeat(20_000)).unwrap_err().message().contains("needs more time"));
         let table = json!({"type": "Precompiled", "precompiled_charsmap": "////"});
         assert!(Normalizer::from_json(&table).unwrap_err().message().contains("its table is not valid"));
-        // A long text that grows as Unicode has it is fine, and so are many parts of one.
+        // A long text that grows as Unicode defines is fine, and so are many segments of one.
         let text = "\u{fdfa}".repeat(1 << 18);
         assert!(normalize(&json!({"type": "NFKD"}), &text).unwrap().len() > 8 * text.len());
         let normalizer = Normalizer::from_json(&tenfold()).unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! From raw text to ids, piece by piece: normalise, cut into pieces, write as the vocabulary does, look up.
+//! From raw text to ids, piece by piece: normalise, split into pieces, convert to the vocabulary's characters, look up.
 
 use tokenizers::normalizer::Range;
 use tokenizers::utils::SysRegex;
@@ -26,14 +26,14 @@ pub(super) struct PiecePipeline {
     pub(super) model: PieceModel,
 }
 
-/// How text is cut into pieces that are encoded on their own.
+/// The splitting of text into pieces that are encoded separately.
 #[derive(Debug)]
 pub(super) enum Pieces {
     /// By expressions, one after the other, before and after bytes are written as characters.
     ByteLevel { splits: Vec<Splitter>, byte_splits: Vec<Splitter> },
-    /// Not at all, and blanks are written as the character that stands for them.
+    /// None, and blanks become the vocabulary's character for them.
     Marked,
-    /// As the file says, by the library.
+    /// The file's rule, by the library.
     Library(Vec<LibraryStep>),
     /// Not at all.
     Whole,
@@ -43,7 +43,7 @@ pub(super) enum Pieces {
 #[derive(Debug)]
 pub(super) struct LibraryStep {
     step: PreTokenizerWrapper,
-    /// Where it splits, if the file says so by an expression.
+    /// Where it splits, if the file has an expression for it.
     pattern: Option<SysRegex>,
 }
 
@@ -63,7 +63,7 @@ impl LibraryStep {
     fn split(&self, pieces: &mut PreTokenizedString, allowance: &mut Allowance) -> Result<()> {
         allowance.look()?;
         if let Some(pattern) = &self.pattern {
-            // What takes long ends here, and not in the library.
+            // A limit ends long work here, and not in the library.
             for (piece, ..) in pieces.get_splits(OffsetReferential::Normalized, OffsetType::None) {
                 for _ in pattern.find_iter(piece) {
                     allowance.look()?;
@@ -82,11 +82,11 @@ impl LibraryStep {
 #[derive(Debug)]
 pub(super) struct Source<'t> {
     text: &'t str,
-    /// Spans that are plain text, whatever they spell.
+    /// Spans of plain text, which never produce special tokens.
     protected: &'t [Span],
-    /// The text with its alignment, made when a step asks for it.
+    /// The text with its alignment, made when a step needs it.
     aligned: Option<NormalizedString>,
-    /// What normalising may still make of its parts.
+    /// The remaining allowance of normalising its segments.
     allowance: Allowance,
 }
 
@@ -103,7 +103,7 @@ impl<'t> Source<'t> {
 }
 
 impl PiecePipeline {
-    /// Appends the ids of a span of the source that contains no added token in its raw form.
+    /// Appends the ids of a span of the source that contains no added token in its raw spelling.
     ///
     /// # Errors
     /// If the library cannot normalise, split or tokenize it.
@@ -124,8 +124,8 @@ impl PiecePipeline {
             return self.model.encode(&mark(&source.text[span]), ids);
         }
         let aligned = source.aligned.get_or_insert_with(|| NormalizedString::from(source.text));
-        // The slice remembers where it stood in the text, which some pre-tokenizers ask for. Nothing is
-        // normalised yet, so both kinds of offset are the same, and this one is looked up in no time.
+        // The slice remembers its offset in the text, which some pre-tokenizers need. It is not normalised yet, so both
+        // kinds of offset are equal, and this one needs no search.
         let mut normalized = slice(aligned, Range::Normalized(span.clone()))?;
         if let Some(normalizer) = &self.normalizer {
             normalizer.normalize(&mut normalized, &mut source.allowance)?;
@@ -186,12 +186,12 @@ impl PiecePipeline {
     }
 }
 
-/// The text with the character that stands for a blank in SentencePiece's vocabularies.
+/// The text with the character for blanks in SentencePiece's vocabularies.
 fn mark(text: &str) -> String {
     text.chars().map(|c| if c == ' ' { spm::SPACE } else { c }).collect()
 }
 
-/// The pieces that are left when each splitter has cut those of the one before.
+/// The pieces after each splitter has split those of the previous one.
 ///
 /// # Errors
 /// If that takes too long.
@@ -225,12 +225,12 @@ fn split_normalized(
     })
 }
 
-/// Whether a span shares a byte with one of several that are sorted and disjoint.
+/// Whether a span shares a byte with one of several sorted, disjoint spans.
 fn overlaps(sorted: &[Span], span: &Span) -> bool {
     let next = sorted.partition_point(|other| other.end <= span.start);
     sorted.get(next).is_some_and(|other| other.start < span.end)
 }
 
 fn slice(text: &NormalizedString, range: Range<Span>) -> Result<NormalizedString> {
-    text.slice(range).ok_or_else(|| Error::internal("a part of the text is not on a character boundary"))
+    text.slice(range).ok_or_else(|| Error::internal("a segment of the text is not on a character boundary"))
 }

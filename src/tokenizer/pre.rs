@@ -1,7 +1,7 @@
 //! The pre-tokenizers that GGUF files name in `tokenizer.ggml.pre`.
 //!
-//! A file says nothing but a name, so what it stands for has to be known. A name that is not in the table is
-//! refused: text would be cut wrongly, and the answers would be bad without a sign of it.
+//! A file has only a name, so its meaning has to be in this table. Unknown names are refused: text would be split
+//! wrongly, and answers would silently be bad.
 
 mod rules;
 
@@ -9,33 +9,33 @@ use self::rules::{Cut, Digits, Rule};
 use super::split::Splitter;
 use crate::{Error, Result};
 
-/// How one `pre` splits text, and what else follows from its name.
+/// The splitting of one `pre`, and the other consequences of its name.
 #[derive(Debug)]
 pub(super) struct PreTokenizer {
-    /// Applied one after the other, each inside the pieces left by the one before.
+    /// Applied in sequence, each within the pieces of the previous one.
     pub(super) splits: Vec<Splitter>,
     /// The same, after bytes are written as characters.
     pub(super) byte_splits: Vec<Splitter>,
-    /// A piece that is a token is taken whole, without going through the merges.
+    /// A piece that is a token is not split further, without the merges.
     pub(super) ignore_merges: bool,
-    /// What the vocabulary's characters stand for.
+    /// The meaning of the vocabulary's characters.
     pub(super) writing: Writing,
-    /// Whether a beginning-of-sequence token is added when the file does not say.
+    /// Whether a BOS token is added if the file does not decide.
     pub(super) add_bos: bool,
-    /// Whether one is added although the file says no.
+    /// Whether one is added even if the file has false.
     pub(super) always_adds_bos: bool,
     /// Whether the order of ids is that of the merges, so that files may be without these.
     pub(super) ranks_by_id: bool,
 }
 
-/// How pieces are written for the vocabulary.
+/// The conversion of pieces to the vocabulary's characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Writing {
     /// A character for each byte.
     Bytes,
-    /// As they are, with SentencePiece's mark for a blank; what has no token as bytes (`<0x0A>`).
+    /// Unchanged, with SentencePiece's mark for a blank; characters without a token as bytes (`<0x0A>`).
     Marked,
-    /// Words as they are, without the blanks between them.
+    /// Words unchanged, without the blanks between them.
     Words,
 }
 
@@ -46,14 +46,14 @@ struct Row {
     flags: &'static [Flag],
 }
 
-/// What follows from a name beside the rule.
+/// Further consequences of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flag {
-    /// A piece that is a token is taken whole.
+    /// A piece that is a token is not split further.
     WholeTokens,
-    /// Prompts begin with a token of their own, unless the file says otherwise.
+    /// Prompts begin with a BOS token, unless the file has false.
     AddBos,
-    /// So they do even if it says otherwise.
+    /// The same even if the file has false.
     AlwaysBos,
     /// [`Writing::Marked`].
     Marked,
@@ -69,7 +69,7 @@ const fn row(names: &'static [&'static str], rule: fn() -> Rule, flags: &'static
     Row { names, rule, flags }
 }
 
-/// What files without a name are taken for, and some with one.
+/// The rule of files without a name, and of some with one.
 pub(super) const DEFAULT: &str = "default";
 
 #[rustfmt::skip]
@@ -120,7 +120,7 @@ impl PreTokenizer {
     /// [`crate::ErrorKind::Unsupported`] for a name that is not in the list.
     pub(super) fn from_name(name: &str) -> Result<Self> {
         let row = TABLE.iter().find(|row| row.names.contains(&name)).ok_or_else(|| {
-            Error::unsupported(format!("the pre-tokenizer {name:?} is not known")).with_hint(format!(
+            Error::unsupported(format!("the pre-tokenizer \"{}\" is not known", crate::shortened(name))).with_hint(format!(
                 "choose one with --pre-tokenizer NAME, or give token ids instead of text; known ones are {}",
                 names().collect::<Vec<_>>().join(", ")
             ))
@@ -143,7 +143,7 @@ impl PreTokenizer {
     }
 }
 
-/// All names that are known.
+/// All known names.
 fn names() -> impl Iterator<Item = &'static str> {
     TABLE.iter().flat_map(|row| row.names).copied()
 }

@@ -1,7 +1,7 @@
 //! Splitting text with a pre-tokenizer's regular expression, in time linear in the text.
 //!
 //! Nearly all of these expressions end in `\s+(?!\S)|\s+`, and that lookahead forces a backtracking
-//! matcher, which gives up on runs of about a million blanks. It has an exact equivalent: match `\s+`, and
+//! matcher, which fails on runs of about a million blanks. It has an exact equivalent: match `\s+`, and
 //! give the last character back if more than one was matched and text follows.
 
 use tokenizers::utils::SysRegex;
@@ -10,20 +10,20 @@ use super::allowance::Allowance;
 use crate::{Error, Result};
 
 const LOOKAHEAD_TAIL: &str = r"|\s+(?!\S)|\s+";
-/// The same for runs of blanks that are cut into pieces of powers of two.
+/// The same for runs of blanks that are split into pieces of powers of two.
 const POWERS_TAIL: &str = concat!(
     r"|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)",
     r"|\s{1,2}(?!\S)|\s{1}",
 );
 const POWERS: [usize; 9] = [512, 256, 128, 64, 32, 16, 8, 4, 2];
-/// What may stand before such an ending: runs that end in a line end, or line ends one by one.
+/// Alternatives that may precede such an ending: runs that end in a line end, or line ends one by one.
 const LINE_END_RUNS: [&str; 2] = [r"|\s*[\r\n]+", r"|\s*[\r\n]"];
 const LINE_END: &str = r"|[\r\n]";
-/// Every character that `\s` matches, twice, so that an expression which wants a run finds one.
+/// Every character that `\s` matches, twice, so that an expression which needs a run finds one.
 const ALL_WHITESPACE: &str = "\t\n\u{b}\u{c}\r \u{85}\u{a0}\u{1680}\u{2000}\u{2001}\u{2002}\u{2003}\u{2004}\
     \u{2005}\u{2006}\u{2007}\u{2008}\u{2009}\u{200a}\u{2028}\u{2029}\u{202f}\u{205f}\u{3000}";
 
-/// One way of cutting text into pieces.
+/// One way of splitting text into pieces.
 #[derive(Debug)]
 pub(super) enum Splitter {
     /// Matches, and the text between them.
@@ -32,27 +32,27 @@ pub(super) enum Splitter {
     Thousands(Thousands),
 }
 
-/// How runs of digits are cut into groups of three, counted from their ends. As expressions say it, with a lookahead,
-/// each digit would be a search through the rest of its run.
+/// Splits runs of digits into groups of three, counted from their ends. The files' expressions use a lookahead, which
+/// would search the rest of the run for each digit.
 #[derive(Debug)]
 pub(super) struct Thousands {
     digits: SysRegex,
-    /// What must not follow a run that is cut.
+    /// Characters that must not follow a run that is split.
     not_before: Option<SysRegex>,
-    /// Cut only where a number of whole groups follows, so that the first digits stay with what is before them, and
-    /// the last with what is behind them.
+    /// Split only before a number of whole groups, so that the first digits stay with the text before them, and the
+    /// last with the text after them.
     only_between: bool,
 }
 
 impl Splitter {
     /// # Errors
-    /// If `pattern` is not a regular expression that the matcher knows.
+    /// If `pattern` is not a regular expression that the matcher supports.
     pub(super) fn at(pattern: &str) -> Result<Self> {
         SplitRegex::new(pattern).map(Self::At)
     }
 
-    /// Each run of what `digits` matches is cut off from what is around it, and into groups. With `before_no_word`, none
-    /// before a letter or what else words consist of.
+    /// Separates each match of `digits` from the text around it, and splits it into groups. With `before_no_word`,
+    /// except before a letter or another word character.
     ///
     /// # Errors
     /// As [`Self::at`].
@@ -121,10 +121,10 @@ pub(super) struct SplitRegex {
     blanks: Blanks,
 }
 
-/// What to do with a match that is nothing but whitespace.
+/// The treatment of a match that is only whitespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Blanks {
-    /// Take it as it is.
+    /// Take it unchanged.
     Whole,
     /// Give the last character back to the text that follows.
     GiveBackLast,
@@ -136,7 +136,7 @@ enum Blanks {
 
 impl SplitRegex {
     /// # Errors
-    /// If `pattern` is not a regular expression that the matcher knows.
+    /// If `pattern` is not a regular expression that the matcher supports.
     pub(super) fn new(pattern: &str) -> Result<Self> {
         if let Some((head, words, blanks)) = without_lookahead(pattern)
             && ignores_context(words)
@@ -164,12 +164,12 @@ impl SplitRegex {
                 allowance.look()?;
                 let (start, end) = (base + start, base + end);
                 let text_follows = end < text.len();
-                // A match of nothing cuts, too.
+                // An empty match splits, too.
                 pieces.extend((done < start).then(|| &text[done..start]));
                 done = start;
                 let mut num_blanks = self.num_blanks(&text[start..end], text_follows);
                 while num_blanks > 0 {
-                    // The last one may be part of a piece with the text that follows.
+                    // The last one may belong to a piece with the text that follows.
                     if num_blanks == 1 && text_follows && done > start {
                         continue 'rest;
                     }
@@ -206,7 +206,7 @@ impl SplitRegex {
 }
 
 impl Blanks {
-    /// How many characters of a run of blanks are the next piece.
+    /// The number of characters in the next piece of a run of blanks.
     fn num_taken(self, num_blanks: usize, text_follows: bool) -> usize {
         let most = num_blanks - usize::from(text_follows);
         match self {
@@ -220,7 +220,8 @@ fn without_lines(head: &str) -> Option<&str> {
     LINE_END_RUNS.iter().find_map(|lines| head.strip_suffix(lines))
 }
 
-/// The expression without its ending, the same without what takes line ends, and how to do what the ending does.
+/// The expression without its ending, the same without the alternatives for line ends, and the replacement of the
+/// ending.
 fn without_lookahead(pattern: &str) -> Option<(&str, &str, Blanks)> {
     if let Some(head) = pattern.strip_suffix(POWERS_TAIL) {
         return without_lines(head).map(|words| (head, words, Blanks::Powers));
@@ -239,7 +240,7 @@ fn compile(pattern: &str) -> Result<SysRegex> {
     })
 }
 
-/// Whether a match never depends on what stands before it, so that matching may resume anywhere.
+/// Whether a match never depends on the text before it, so that matching may resume anywhere.
 fn ignores_context(pattern: &str) -> bool {
     let outside_classes = pattern.replace("[^", "[").replace(r"\^", "");
     !["(?=", "(?!", "(?<", "^", r"\b", r"\B", r"\A", r"\G", r"\K"]
@@ -286,7 +287,7 @@ mod tests {
         assert_eq!(SplitRegex::new(LLAMA).unwrap().blanks, Blanks::GiveBackLastUnlessLineEnd);
         assert_eq!(SplitRegex::new(GPT2).unwrap().blanks, Blanks::GiveBackLast);
         assert_eq!(SplitRegex::new(r"\p{N}").unwrap().blanks, Blanks::Whole);
-        // Alternatives that match blanks themselves, or look around, leave the expression as it is.
+        // An expression with alternatives that match blanks themselves, or with lookaround, is unchanged.
         assert_eq!(SplitRegex::new(r" {2}|\s+(?!\S)|\s+").unwrap().blanks, Blanks::Whole);
         assert_eq!(SplitRegex::new(r"^a|\s+(?!\S)|\s+").unwrap().blanks, Blanks::Whole);
     }
@@ -323,7 +324,7 @@ mod tests {
         let text = "a".repeat(20_000);
         let regex = SplitRegex::new("(?:(?:(?!c)a?){13}b|)a").unwrap();
         let error = regex.split(&text, &mut Allowance::of(&text), &mut Vec::new()).unwrap_err();
-        assert!(error.message().contains("take longer"), "{error:?}");
+        assert!(error.message().contains("needs more time"), "{error:?}");
     }
 
     #[test]

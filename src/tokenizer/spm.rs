@@ -10,7 +10,7 @@ use std::collections::{BinaryHeap, HashMap};
 use super::dropped::{self, Alphabet};
 use crate::{Error, Result};
 
-/// The character that stands for a space.
+/// The character for a space.
 pub(super) const SPACE: char = '\u{2581}';
 
 /// A vocabulary with scores.
@@ -25,20 +25,20 @@ pub(super) struct SpmModel {
     longest_token: usize,
 }
 
-/// The parts of a model with scores.
+/// The data of a model with scores.
 #[derive(Debug, Default)]
-pub(super) struct SpmParts {
+pub(super) struct SpmModelData {
     /// Ordinary tokens: text, id, score.
     pub(super) tokens: Vec<(String, u32, f32)>,
     /// Byte tokens: text (`<0x0A>`) and id.
     pub(super) bytes: Vec<(String, u32)>,
-    /// What a character becomes that has neither a token nor byte tokens.
+    /// The token of a character that has neither a token nor byte tokens.
     pub(super) unknown: Option<u32>,
     /// Whether a space is put before text.
     pub(super) add_space_prefix: bool,
 }
 
-/// The byte that a token of the form `<0x0A>` stands for.
+/// The byte of a token of the form `<0x0A>`.
 pub(super) fn byte_of_token(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
     let is_hex = digits.len() == 2 && digits.bytes().all(|b| b.is_ascii_hexdigit());
@@ -88,7 +88,7 @@ impl Eq for Candidate {}
 impl SpmModel {
     /// # Errors
     /// If a score is not a number, or a byte token is not of the form `<0x0A>`.
-    pub(super) fn new(parts: SpmParts) -> Result<Self> {
+    pub(super) fn new(parts: SpmModelData) -> Result<Self> {
         let mut tokens = HashMap::with_capacity(parts.tokens.len());
         for (text, id, score) in parts.tokens {
             if score.is_nan() {
@@ -124,8 +124,8 @@ impl SpmModel {
         self.tokens.get(text).map(|(id, _)| *id).or_else(byte_token)
     }
 
-    /// Appends the ids of raw text that contains no added token. A character without a token is left out where
-    /// nothing stands for unknown ones; see [`super::dropped_in`].
+    /// Appends the ids of raw text that contains no added token. A character without a token is dropped where there is
+    /// no unknown token; see [`super::dropped_in`].
     pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
         if text.is_empty() {
             return;
@@ -212,7 +212,7 @@ mod tests {
     fn model(tokens: &[(&str, f32)]) -> SpmModel {
         let tokens =
             tokens.iter().zip(10..).map(|((text, score), id)| ((*text).to_owned(), id, *score)).collect();
-        SpmModel::new(SpmParts { tokens, unknown: Some(0), ..SpmParts::default() }).unwrap()
+        SpmModel::new(SpmModelData { tokens, unknown: Some(0), ..SpmModelData::default() }).unwrap()
     }
 
     fn encode(model: &SpmModel, text: &str) -> Vec<u32> {
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn what_has_no_token_is_left_out() {
-        let parts = SpmParts { tokens: vec![("a".into(), 3, 0.0)], ..SpmParts::default() };
+        let parts = SpmModelData { tokens: vec![("a".into(), 3, 0.0)], ..SpmModelData::default() };
         let model = SpmModel::new(parts).unwrap();
         let (ids, dropped) = dropped::dropped_in(|| encode(&model, "axa"));
         assert_eq!((ids, dropped), (vec![3, 3], vec!["U+0078".to_owned()]));
@@ -262,9 +262,9 @@ mod tests {
 
     #[test]
     fn bad_parts_are_errors() {
-        let nan = SpmParts { tokens: vec![("a".into(), 3, f32::NAN)], ..SpmParts::default() };
+        let nan = SpmModelData { tokens: vec![("a".into(), 3, f32::NAN)], ..SpmModelData::default() };
         assert!(SpmModel::new(nan).unwrap_err().message().contains("token 3"));
-        let byte = SpmParts { bytes: vec![("<0x+1>".into(), 3)], ..SpmParts::default() };
+        let byte = SpmModelData { bytes: vec![("<0x+1>".into(), 3)], ..SpmModelData::default() };
         assert!(SpmModel::new(byte).unwrap_err().message().contains("<0x+1>"));
     }
 

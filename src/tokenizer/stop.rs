@@ -23,7 +23,7 @@ struct Pattern {
     borders: Vec<usize>,
 }
 
-/// What one piece of text led to.
+/// The result for one text chunk.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StopOutcome {
     /// Text that can be handed out.
@@ -33,7 +33,7 @@ pub struct StopOutcome {
 }
 
 impl StopMatcher {
-    /// `include_stop` makes the stop string part of the text.
+    /// `include_stop` includes the stop string in the text.
     ///
     /// # Errors
     /// If a stop string is empty.
@@ -50,18 +50,18 @@ impl StopMatcher {
         })
     }
 
-    /// Takes the next piece of text. Of several stop strings the one that is complete first counts, and
-    /// of those the longest. After a match, further text is dropped.
+    /// Takes the next text chunk. Of several stop strings, the one that is complete first is used, and of those the
+    /// longest. After a match, further text is dropped.
     pub fn push(&mut self, delta: &str) -> StopOutcome {
         self.advance(delta, true)
     }
 
-    /// Takes a piece of text in which no stop string ends the sequence. One that begins in it still may, later.
+    /// Takes a text chunk in which no stop string ends the sequence. One that begins in it still may, later.
     pub fn pass(&mut self, delta: &str) -> String {
         self.advance(delta, false).text
     }
 
-    /// Takes a piece of text that no stop string lies in, not even in part, and returns it behind what was held.
+    /// Takes a text chunk that overlaps no stop string, and returns it after the held text.
     pub fn skip(&mut self, delta: &str) -> String {
         if self.stopped { String::new() } else { self.finish() + delta }
     }
@@ -101,7 +101,7 @@ impl StopMatcher {
         StopOutcome { text: std::mem::replace(&mut self.held, held), matched: None }
     }
 
-    /// Ends the text without a match and releases what was held back.
+    /// Ends the text without a match and releases the held text.
     pub fn finish(&mut self) -> String {
         self.progress.fill(0);
         std::mem::take(&mut self.held)
@@ -155,7 +155,7 @@ mod tests {
         check(&["\n\n", "User:"], &["hi\n", "Us", "er:"], &["hi", "\n", ""], Some(1));
         check(&["é"], &["caf", "é!"], &["caf", ""], Some(0));
         check(&[], &["a", ""], &["a", ""], None);
-        // The longer of two strings that end at the same place takes more away.
+        // The longer of two strings that end at the same position removes more.
         check(&["lo", "hello"], &["say hel", "lo"], &["say ", ""], Some(1));
         // Text after the end is dropped.
         check(&["x"], &["ax", "b"], &["a", ""], Some(0));
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(error.message(), "stop string 1 is empty");
     }
 
-    /// The text and match when all text is known.
+    /// The text and the match, given the whole text.
     fn naively(stop: &[String], text: &str, include_stop: bool) -> (String, Option<usize>) {
         for end in (1..=text.len()).filter(|end| text.is_char_boundary(*end)) {
             let found = (0..stop.len())

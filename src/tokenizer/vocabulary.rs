@@ -1,14 +1,14 @@
-//! What each token id stands for: its bytes and its kind.
+//! The bytes and the kind of each token id.
 //!
-//! Decoding is nothing but joining these bytes, whatever the tokenizer's type. An id without a token, such
-//! as the padding rows of an embedding matrix, stands for no bytes.
+//! Decoding only concatenates these bytes, for every type of tokenizer. An id without a token, such as the padding rows
+//! of an embedding matrix, has no bytes.
 
 use crate::{Error, Result};
 
-/// Ids at or above this are refused, so that one huge id in a damaged file cannot ask for gigabytes.
+/// Ids at or above this are refused, so that one huge id in a damaged file cannot cause an allocation of gigabytes.
 const MAX_VOCAB_SIZE: usize = 1 << 24;
 
-/// What a token is for.
+/// The kind of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum TokenKind {
     /// No token has this id.
@@ -16,7 +16,7 @@ pub(super) enum TokenKind {
     Absent,
     /// Text.
     Text,
-    /// A special token, left out when special tokens are skipped.
+    /// A special token, omitted when special tokens are skipped.
     Control,
 }
 

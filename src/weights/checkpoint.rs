@@ -1,4 +1,4 @@
-//! A model's weights and configuration, whatever the format.
+//! A model's weights and configuration, in any format.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,7 +10,7 @@ use super::gguf::{GgufFile, Metadata};
 use super::quantized::QuantConfig;
 use super::safetensors::{self, INDEX_FILE, SINGLE_FILE, SafetensorsFiles};
 use super::{FileStamp, FileType, RawTensor, names};
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, files};
 
 /// Most bytes of a `config.json`; real ones have a few thousand.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
@@ -39,7 +39,7 @@ enum Source {
     },
 }
 
-/// What is known of a tensor without reading it.
+/// Properties of a tensor from its header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSummary<'a> {
     /// The canonical name, or the file's own for tensors that have none.
@@ -63,7 +63,7 @@ pub struct TypeSummary {
     pub num_bytes: u64,
 }
 
-/// What becomes of the tensors of one type on a device that keeps them as another.
+/// The conversion of tensors of one type on a device that keeps them as another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Repacking {
     /// The type in the file.
@@ -77,8 +77,7 @@ pub struct Repacking {
 }
 
 impl std::fmt::Display for Repacking {
-    /// What the type becomes and what that costs, such as
-    /// `IQ2_XXS is kept as Q8_S: 2.06 -> 8.56 bits a weight, 813.0 MB more`.
+    /// The conversion and its cost, such as `IQ2_XXS is kept as Q8_S: 2.06 -> 8.56 bits a weight, 813.0 MB more`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { stored, kept, .. } = self;
         let (before, after) = (stored.bits_per_value(), kept.bits_per_value());
@@ -107,13 +106,13 @@ impl TypeSummary {
 }
 
 impl Checkpoint {
-    /// Opens a GGUF file (any part of a split one), a folder with `config.json` and safetensors, or a
-    /// folder with one GGUF model.
+    /// Opens a GGUF file (any shard of a split one), a folder with `config.json` and safetensors, or a folder with one
+    /// GGUF model.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] if there are no weights at `path` or a part is missing,
-    /// [`ErrorKind::Unsupported`] for formats that cannot be read, [`ErrorKind::InvalidModel`] for damaged
-    /// files, [`ErrorKind::InvalidRequest`] if the folder has several models. The message has the path.
+    /// [`ErrorKind::NotFound`] if there are no weights at `path` or a shard is missing, [`ErrorKind::Unsupported`] for
+    /// formats that cannot be read, [`ErrorKind::InvalidModel`] for damaged files, [`ErrorKind::InvalidRequest`] if the
+    /// folder has several models. The message has the path.
     pub fn open(path: &Path) -> Result<Self> {
         let metadata = fs::metadata(path)
             .map_err(|error| Error::io(format!("cannot open the model {}", path.display()), error))?;
@@ -138,7 +137,7 @@ impl Checkpoint {
         }
     }
 
-    /// A GGUF model that is part of the program.
+    /// A GGUF model in the program itself.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] or [`ErrorKind::Unsupported`] if the bytes are no good GGUF file.
@@ -197,7 +196,7 @@ impl Checkpoint {
         }
     }
 
-    /// What a device repacks that keeps types of files as `kept_as` says, the type that costs the most first.
+    /// The conversions of a device that keeps types of files as `kept_as` returns, the most expensive type first.
     pub fn repackings(&self, kept_as: impl Fn(FileType) -> FileType) -> Vec<Repacking> {
         let mut types = BTreeMap::<FileType, Repacking>::new();
         // Tensors that cannot be read are not kept.
@@ -216,7 +215,7 @@ impl Checkpoint {
         repackings
     }
 
-    /// Bytes of all weight files, with what the tensors take more or less on such a device.
+    /// Bytes of all weight files, adjusted by the device's conversions.
     #[must_use]
     pub fn kept_bytes(&self, kept_as: impl Fn(FileType) -> FileType) -> u64 {
         let of_file = |bytes: u64, one: &Repacking| (bytes + one.kept_bytes).saturating_sub(one.stored_bytes);
@@ -303,7 +302,7 @@ impl Checkpoint {
         match &self.source {
             Source::Gguf(file) => file.ensure_supported(),
             Source::Folder { files, quantized, .. } => {
-                // Masks and the like may have any type, because nobody reads them.
+                // Masks and similar tensors may have any type, because they are not read.
                 let bad = |tensor: &&safetensors::StoredTensor| {
                     tensor.dtype().is_none() && !names::is_unread(&tensor.name)
                 };
@@ -317,7 +316,7 @@ impl Checkpoint {
         .map_err(|error| self.in_path(error))
     }
 
-    /// Whether a folder keeps matrices in forms of other programs, so that a [`Quantizer`](super::Quantizer) has to
+    /// Whether a folder has matrices in formats of other programs, so that a [`Quantizer`](super::Quantizer) has to
     /// convert them.
     #[must_use]
     pub fn has_packed(&self) -> bool {
@@ -327,7 +326,7 @@ impl Checkpoint {
         }
     }
 
-    /// What has to be said of such matrices, a line each. `is_converted` says that the user has chosen a type for them.
+    /// Notices about such matrices, a line each. `is_converted`: the user has chosen a type for them.
     #[must_use]
     pub fn notices(&self, is_converted: bool) -> Vec<String> {
         match &self.source {
@@ -378,13 +377,13 @@ impl Checkpoint {
     }
 }
 
-/// The GGUF models in a folder: one path each, the first part of a split one, present or not. Vision
-/// projectors, which lie beside their models under the name `mmproj…`, are none.
+/// The GGUF models in a folder: one path each, the first shard of a split one, present or not. Vision projectors, which
+/// are next to their models under the name `mmproj…`, are not models.
 fn gguf_models_in(folder: &Path) -> Result<Vec<PathBuf>> {
     let models: BTreeSet<PathBuf> = file_names(folder)?
         .into_iter()
         .filter(|name| name.ends_with(".gguf") && !name.starts_with("mmproj"))
-        .map(|name| GgufFile::first_part(&folder.join(name)))
+        .map(|name| GgufFile::first_shard(&folder.join(name)))
         .collect();
     Ok(models.into_iter().collect())
 }
@@ -426,18 +425,11 @@ fn no_weights(folder: &Path) -> Error {
 /// None if there is no such file.
 fn read_json(path: &Path) -> Result<Option<Value>> {
     let doing = format!("cannot read {}", path.display());
-    let len = match fs::metadata(path) {
-        Ok(metadata) => metadata.len(),
+    let text = match files::read(path, MAX_CONFIG_BYTES) {
+        Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(Error::io(doing, error)),
     };
-    if len > MAX_CONFIG_BYTES {
-        return Err(Error::invalid_model(format!(
-            "{} has {len} bytes, more than {MAX_CONFIG_BYTES}",
-            path.display()
-        )));
-    }
-    let text = fs::read(path).map_err(|error| Error::io(&doing, error))?;
     let value: Value = serde_json::from_slice(&text).map_err(|error| {
         Error::invalid_model(format!("{} is not JSON: {error}", path.display())).with_source(error)
     })?;

@@ -1,8 +1,8 @@
-//! Recognises files that are not weights but are often found in their place.
+//! Recognises files that are not weights but are often found instead.
 
 use crate::{Error, ErrorKind};
 
-/// The error for a file that does not start like `expected`; says what the file seems to be instead.
+/// The error for a file that does not start like `expected`; names the format that the file seems to have instead.
 ///
 /// `bytes` is the file or its beginning.
 pub(super) fn not_a(expected: &str, bytes: &[u8]) -> Error {

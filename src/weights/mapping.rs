@@ -1,7 +1,6 @@
-//! Bytes of weights: mapped from disk, part of the program, or made at load.
+//! Bytes of weights: mapped from disk, in the program itself, or made at load.
 
 use std::fmt;
-use std::fs::File;
 use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
@@ -10,52 +9,44 @@ use std::time::SystemTime;
 
 use memmap2::{Mmap, MmapOptions};
 
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, Result, files};
 
 /// The bytes of one file, or of one tensor that was made at load.
 ///
-/// The map is read-only. If another process overwrites or truncates the file meanwhile, the
-/// weights change or the operating system ends this process; replacing a file by renaming a new one over
-/// it is safe.
+/// The map is read-only. If another process overwrites or truncates the file during its use, the weights change or the
+/// operating system ends this process; replacing a file by renaming a new one over it is safe.
 pub(super) enum Mapping {
     Mapped(Mmap, FileStamp),
     Static(&'static [u8]),
     Owned(Vec<u8>),
 }
 
-/// What tells one state of a file from another without reading it.
+/// Distinguishes the states of a file without reading it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct FileStamp {
     /// Where it is, links followed.
     pub path: PathBuf,
     /// Bytes.
     pub len: u64,
-    /// When it was changed last, where the system tells.
+    /// When it was changed last, where the system reports it.
     pub modified: Option<SystemTime>,
 }
 
 impl Mapping {
     pub(super) fn open(path: &Path) -> Result<Self> {
         let doing = format!("cannot open {}", path.display());
-        let file = File::open(path).map_err(|error| Error::io(&doing, error))?;
+        let file = files::open(path).map_err(|error| Error::io(&doing, error))?;
         let metadata = file.metadata().map_err(|error| Error::io(&doing, error))?;
-        if metadata.is_dir() {
-            return Err(Error::new(
-                ErrorKind::NotFound,
-                format!("{} is a folder, not a file", path.display()),
-            ));
-        }
         if metadata.len() == 0 {
             // An empty range cannot be mapped; as an empty file it gets the error of its format.
             return Ok(Self::Static(&[]));
         }
         let options = MmapOptions::new();
-        // SAFETY: the map is only ever read, through `&[u8]`. The one way to break that reference is
-        // another process that writes to the file at the same time, which no reader of mapped files can
-        // rule out; the type's documentation says what then happens.
+        // SAFETY: the map is only ever read, through `&[u8]`. Only another process that writes to the file at the same
+        // time can break that reference, which no reader of mapped files can rule out; the type's documentation
+        // describes the consequences.
         //
-        // What Apple's GPUs are known to read in place are shared maps; in any other the pages that the
-        // device asks for could become copies.
+        // Apple's GPUs are known to read shared maps in place; with other maps the device might get copies of pages.
         let map = unsafe {
             if cfg!(target_os = "macos") { options.map(&file) } else { options.map_copy_read_only(&file) }
         };
@@ -77,17 +68,17 @@ impl Mapping {
 }
 
 impl Mapping {
-    /// Lets the operating system take back the memory of these bytes. They stay readable: what is read
-    /// again comes from the file again.
+    /// Lets the operating system reclaim the memory of these bytes. They stay readable: later reads load them from the
+    /// file again.
     pub(super) fn release(&self, range: Range<usize>) {
         #[cfg(unix)]
         if let Self::Mapped(map, _) = self {
-            // SAFETY: the map is never written, so its pages hold nothing but the file's
-            // contents, and dropping them cannot change what a reader sees.
+            // SAFETY: the map is never written, so its pages hold only the file's contents, and dropping them cannot
+            // change a reader's bytes.
             let result = unsafe {
                 map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
             };
-            // Advice that is not taken costs memory, nothing else.
+            // If the system ignores the advice, only memory is lost.
             let _ = result;
         }
         #[cfg(not(unix))]
@@ -125,7 +116,7 @@ pub struct SharedBytes {
 }
 
 impl SharedBytes {
-    /// `range` has to lie inside the mapping.
+    /// `range` has to be inside the mapping.
     pub(super) fn new(mapping: &Arc<Mapping>, range: Range<usize>) -> Self {
         Self { mapping: Arc::clone(mapping), range }
     }
@@ -141,14 +132,14 @@ impl SharedBytes {
         Self::new(&Arc::new(Mapping::Owned(bytes)), range)
     }
 
-    /// A range of a file, for tests of what shares mapped bytes.
+    /// A range of a file, for tests of types that share mapped bytes.
     #[cfg(test)]
     pub(crate) fn of_file(path: &Path, range: Range<usize>) -> Self {
         Self::new(&Arc::new(Mapping::open(path).unwrap()), range)
     }
 
-    /// The pages that hold these bytes, for a device that can read a file's pages in place. They stay
-    /// mapped as long as a clone of this value lives.
+    /// The pages that hold these bytes, for a device that can read a file's pages in place. They stay mapped as long as
+    /// a clone of this value lives.
     ///
     /// None if the bytes are not of a mapped file, or the file is not mapped to whole pages of `page_size`
     /// bytes, which has to be the system's page size and a power of two.
@@ -172,7 +163,7 @@ pub struct MappedPages {
     pub address: NonNull<u8>,
     /// Bytes, a multiple of the page size.
     pub len: usize,
-    /// Where in the pages the bytes begin that were asked for.
+    /// The offset of the requested bytes in the pages.
     pub offset: usize,
 }
 

@@ -1,8 +1,8 @@
 //! Weight files: GGUF and safetensors behind one [`Checkpoint`].
 //!
-//! Tensors have one set of names, GGUF's (`blk.0.attn_q.weight`), whatever the file calls them. Everything
-//! that a file claims is checked before it is used; data is mapped and decoded only on request. This module
-//! knows no model: which tensors there have to be, and of what shape, is for the caller to say.
+//! Tensors have one set of names, GGUF's (`blk.0.attn_q.weight`), in every format. All claims of a file are checked
+//! before use; data is mapped and decoded only on request. This module does not depend on models: the caller decides
+//! which tensors there have to be, and of what shape.
 
 mod checkpoint;
 mod foreign;

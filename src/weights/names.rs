@@ -1,8 +1,8 @@
 //! Hugging Face tensor names to canonical ones, which are GGUF's.
 //!
-//! Only renaming happens here. Where the two formats differ in the order of rows (the rotary projections
-//! of arch `llama`), in the grouping of tensors (`kv_b_proj`, single experts) or in the place of a norm that has the name
-//! of another one, the tensor keeps its own form under a name of its own, and the model deals with it.
+//! This file only renames. Where the two formats differ in the order of rows (the rotary projections of arch `llama`),
+//! in the grouping of tensors (`kv_b_proj`, single experts), or in a norm whose name collides with another one's, the
+//! tensor keeps its layout under a separate name, and the model handles it.
 
 /// Tensors outside the layers.
 const GLOBAL: [(&str, &str); 3] = [
@@ -54,8 +54,8 @@ const LAYER: [(&str, &str); 37] = [
     ("shared_head.norm", "nextn.shared_head_norm"),
 ];
 
-/// The projections of expert `E`, with what is before it: `mlp.experts.E.gate_proj` is `ffn_gate.E`, as in
-/// GGUF files from before experts were stacked. The second three are Mixtral's.
+/// The projections of expert `E`, with their prefix: `mlp.experts.E.gate_proj` is `ffn_gate.E`, as in GGUF files from
+/// before experts were stacked. The second three are Mixtral's.
 const EXPERT: [(&str, &str, &str); 6] = [
     ("mlp.experts", "gate_proj", "ffn_gate"),
     ("mlp.experts", "up_proj", "ffn_up"),
@@ -76,8 +76,8 @@ const WHOLE: [(&str, &str); 6] = [
     ("self_attn.sinks", "attn_sinks.weight"),
 ];
 
-/// The canonical name of a Hugging Face tensor, if it has one. The `model.` in front may be missing, as
-/// in checkpoints that were saved without the language-model head, and with parts for pictures there is more in front.
+/// The canonical name of a Hugging Face tensor, if it has one. The prefix `model.` may be missing, as in checkpoints
+/// that were saved without the language-model head, and multimodal models have longer prefixes.
 pub(super) fn canonical(name: &str) -> Option<String> {
     let name = ["language_model.", "model.language_model."]
         .iter()
@@ -129,8 +129,8 @@ pub(super) fn hugging_face(name: &str) -> Option<String> {
     Some(format!("model.layers.{layer}.{path}.{expert}.{theirs}.{ending}"))
 }
 
-/// True for tensors that nobody misses if they stay unread: those that hold no weights but what any implementation computes
-/// itself (rotary frequencies and attention masks of old checkpoints), and parts of a model that look at pictures.
+/// True for tensors that may stay unread: those that any implementation computes itself (rotary frequencies and
+/// attention masks of old checkpoints), and those of a model's vision encoder.
 pub(super) fn is_unread(name: &str) -> bool {
     let name_in_model = name.strip_prefix("model.").unwrap_or(name);
     let is_of_pictures =

@@ -21,8 +21,8 @@ use crate::{Error, Result};
 /// to move and for the last thread to end soon.
 const CHUNK_LEN: usize = 1 << 16;
 
-/// What to quantise a dense model to. The matrix that makes logits gets at least eight bits, or Q6_K: its errors reach
-/// the output directly.
+/// The type to quantise a dense model to. The matrix that computes logits gets at least eight bits, or Q6_K: its errors
+/// reach the output directly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quantization {
     /// 4.5 bits per weight.
@@ -47,10 +47,10 @@ impl Quantization {
     /// Every choice.
     pub const ALL: [Self; 8] =
         [Self::Q4_0, Self::Q4_1, Self::Q5_0, Self::Q5_1, Self::Q8_0, Self::Q4K, Self::Q5K, Self::Q6K];
-    /// Every choice, as it is spelled in flags.
+    /// Every choice, as spelled in flags.
     pub const NAMES: [&str; 8] = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k"];
 
-    /// The type of a matrix and those that stand in where rows are no whole number of its blocks.
+    /// The type of a matrix, and those that replace it where rows are not a multiple of its blocks.
     fn types(self) -> &'static [DType] {
         match self {
             Self::Q4_0 => &[DType::Q4_0],
@@ -85,16 +85,15 @@ impl FromStr for Quantization {
     fn from_str(name: &str) -> Result<Self> {
         let found = Self::NAMES.iter().position(|own| own.eq_ignore_ascii_case(name));
         found.map(|index| Self::ALL[index]).ok_or_else(|| {
-            Error::invalid_request(format!("{name:?} is not a quantisation"))
-                .with_hint(format!(
-                    "use one of {}; a model that is quantised already (awq, gptq, fp8) says so itself, so leave it out",
-                    Self::NAMES.join(", ")
-                ))
+            Error::invalid_request(format!("{name:?} is not a quantisation")).with_hint(format!(
+                "use one of {}; a quantised model (awq, gptq, fp8) is recognised from its files, so omit it",
+                Self::NAMES.join(", ")
+            ))
         })
     }
 }
 
-/// Chunks after which the file's pages are given back that were read before: pages are taken in larger pieces than a
+/// Chunks after which the file's pages are given back that were read before: pages are taken in larger chunks than a
 /// chunk has, and each call waits for all threads.
 const CHUNKS_TO_RELEASE: usize = 64;
 
@@ -111,18 +110,18 @@ pub struct Quantizer {
 enum Target {
     Blocks(Quantization),
     Dense(DType),
-    /// The type that a tensor has: of those that a folder keeps in other forms.
+    /// The type that a tensor has: of those in formats of other programs.
     Own,
 }
 
-/// What a matrix is to become.
+/// The target type of a matrix.
 enum Wanted {
     Dense(DType),
     OneOf(&'static [DType]),
 }
 
 impl Quantizer {
-    /// To block types. `num_threads` is by default what the operating system grants this process.
+    /// To block types. `num_threads` is by default the number that the operating system allows this process.
     #[must_use]
     pub fn new(
         quantization: Quantization,
@@ -138,14 +137,14 @@ impl Quantizer {
         }
     }
 
-    /// To a dense type; tensors that are quantised already stay as they are.
+    /// To a dense type; quantised tensors are unchanged.
     #[must_use]
     pub fn to_dense(dtype: DType, num_threads: NonZeroUsize) -> Self {
         Self { target: Target::Dense(dtype), output_matrix: "", num_threads: num_threads.get() }
     }
 
-    /// Of matrices that a folder keeps in forms of other programs, to the types that come nearest; other tensors stay as
-    /// they are. `num_threads` is by default what the operating system grants this process.
+    /// For matrices in formats of other programs, to the nearest types; other tensors are unchanged. `num_threads` is
+    /// by default the number that the operating system allows this process.
     #[must_use]
     pub fn unpacking(num_threads: Option<NonZeroUsize>) -> Self {
         let num_threads = num_threads.or_else(|| thread::available_parallelism().ok());
@@ -165,13 +164,14 @@ impl Quantizer {
         }
     }
 
-    /// Whether matrices get a type that somebody chose.
+    /// Whether matrices get a chosen type.
     #[must_use]
     pub fn is_chosen(&self) -> bool {
         !matches!(self.target, Target::Own)
     }
 
-    /// Bytes of all tensors of the checkpoint after conversion, on a device that keeps types of files as `kept_as` says.
+    /// Bytes of all tensors of the checkpoint after conversion, on a device that keeps types of files as `kept_as`
+    /// returns.
     ///
     /// # Errors
     /// If a tensor cannot be read.
@@ -224,7 +224,7 @@ impl Quantizer {
         self.loaded_dtype(tensor.name, tensor.shape, tensor.dtype)
     }
 
-    /// The type that somebody chose for a tensor of this canonical name and row-major shape.
+    /// The chosen type for a tensor of this canonical name and row-major shape.
     fn dtype_of(&self, name: &str, shape: &[usize]) -> DType {
         if stays_exact(name, shape) {
             return DType::F32;
@@ -251,7 +251,7 @@ impl Quantizer {
         Ok(TypeSummary::of(types))
     }
 
-    /// Says, if that is so, how many matrices of the checkpoint get another type than the one that was asked for,
+    /// A notice, if so, about how many matrices of the checkpoint get another type than requested,
     /// because their rows are no whole number of its blocks.
     #[must_use]
     pub fn notice(&self, checkpoint: &Checkpoint) -> Option<String> {
@@ -277,7 +277,8 @@ impl Quantizer {
         }
         let types: Vec<_> = instead.iter().map(|(dtype, num)| format!("{num} as {dtype}")).collect();
         Some(format!(
-            "--quantization {quantization}: {num_others} of {num_matrices} matrices have rows that are no multiple of \
+            "--quantization {quantization}: {num_others} of {num_matrices} matrices have rows that are no multiple \
+             of \
              {block_len} values and are kept in another type, {}",
             types.join(" and ")
         ))
@@ -373,7 +374,7 @@ impl Quantizer {
     }
 }
 
-/// True for what is small, and what decides too much to be rounded: vectors, norms, biases and routers.
+/// True for tensors that are small or sensitive to rounding: vectors, norms, biases and routers.
 fn stays_exact(name: &str, shape: &[usize]) -> bool {
     let is_vector = shape.len() < 2 || name.ends_with(".bias");
     is_vector || name.ends_with("_norm.weight") || name.ends_with("ffn_gate_inp.weight")
@@ -395,7 +396,7 @@ enum Source<'t> {
     Packed { packed: &'t PackedTensor, rows: Range<usize>, rows_per_chunk: usize },
 }
 
-/// A piece of a tensor for one thread.
+/// A chunk of a tensor for one thread.
 struct Chunk<'t, 'd> {
     tensor: &'t RawTensor<'t>,
     dtype: DType,
@@ -463,7 +464,7 @@ impl Chunk<'_, '_> {
 fn release_before(tensor: &RawTensor<'_>, index: usize, chunk_bytes: usize) {
     if index.is_multiple_of(CHUNKS_TO_RELEASE) && index >= 2 * CHUNKS_TO_RELEASE {
         let end = (index - CHUNKS_TO_RELEASE) * chunk_bytes;
-        tensor.release_part(end - CHUNKS_TO_RELEASE * chunk_bytes..end);
+        tensor.release_range(end - CHUNKS_TO_RELEASE * chunk_bytes..end);
     }
 }
 

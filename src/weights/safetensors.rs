@@ -4,7 +4,6 @@
 //! the length in front of the header itself, so that every sum is checked against the file.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs;
 use std::ops::Range;
 use std::path::{Component, Path};
 use std::sync::Arc;
@@ -14,15 +13,15 @@ use ::safetensors::tensor::Metadata;
 use serde::Deserialize;
 
 use super::mapping::{FileStamp, Mapping};
-use super::quantized::{PackedTensors, Part, QuantConfig};
+use super::quantized::{ComponentTensor, PackedTensors, QuantConfig};
 use super::{DType, RawTensor, SharedBytes, foreign, names};
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, files};
 
 /// The file of an unsharded checkpoint.
 pub(super) const SINGLE_FILE: &str = "model.safetensors";
 /// The list of shards of any other.
 pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
-/// How the names of lists of shards end, whatever the model is called in them.
+/// The suffix of lists of shards, for any name of the model.
 const INDEX_ENDING: &str = ".safetensors.index.json";
 /// Beginnings of the names of files that are no model by themselves, or the same one with other names of tensors.
 const NO_MODELS: [&str; 2] = ["adapter", "consolidated"];
@@ -77,19 +76,19 @@ impl SafetensorsFiles {
     /// True if `folder` has a checkpoint of this format.
     pub(super) fn are_in(folder: &Path) -> bool {
         let is_usual = [SINGLE_FILE, INDEX_FILE].iter().any(|name| folder.join(name).exists());
-        // Beside other models there may be such files too.
+        // Alongside other models there may be such files too.
         is_usual
             || folder.join("config.json").exists()
                 && Found::in_folder(folder).is_ok_and(|found| found.is_some())
     }
 
-    /// Opens the checkpoint in `folder`, the single file if there is one. `config` says what tensors do not of how
-    /// they were quantised.
+    /// Opens the checkpoint in `folder`, the single file if there is one. `config` has details of quantisation that
+    /// tensors leave open.
     pub(super) fn open(folder: &Path, config: &QuantConfig) -> Result<Self> {
         let mut files = Self::open_files(folder)?;
         let part = |tensor: &StoredTensor| {
             let bytes = SharedBytes::new(&files.parts[tensor.part], tensor.range.clone());
-            Part::new(&tensor.file_name, tensor.stored_type, &tensor.shape, bytes)
+            ComponentTensor::new(&tensor.file_name, tensor.stored_type, &tensor.shape, bytes)
         };
         let parts: Vec<_> = files.tensors.iter().map(part).collect();
         files.packed = PackedTensors::find(&parts, config);
@@ -148,7 +147,7 @@ impl SafetensorsFiles {
         Ok(files)
     }
 
-    /// Those that are not parts of [`Self::packed`].
+    /// Those that do not belong to [`Self::packed`].
     pub(super) fn tensors(&self) -> impl Iterator<Item = &StoredTensor> {
         self.tensors
             .iter()
@@ -231,7 +230,7 @@ enum Found {
 }
 
 impl Found {
-    /// What programs other than transformers name as they like, with one list of shards or none, is found as well.
+    /// Files of programs other than transformers, with any name and one list of shards or none, are found as well.
     fn in_folder(folder: &Path) -> Result<Option<Self>> {
         let names = super::checkpoint::file_names(folder)?;
         let has = |name: &str| names.iter().any(|other| other == name);
@@ -255,7 +254,7 @@ fn is_no_model(name: &str) -> bool {
     NO_MODELS.iter().any(|beginning| name.starts_with(beginning))
 }
 
-/// Whether all parts are there of what is split into `name-00001-of-00003.safetensors` and so on.
+/// Whether all shards of `name-00001-of-00003.safetensors` and so on are there.
 fn check_parts(folder: &Path, files: &[String]) -> Result<()> {
     for file in files {
         let parts = || {
@@ -270,7 +269,7 @@ fn check_parts(folder: &Path, files: &[String]) -> Result<()> {
         if let Some(missing) = missing {
             let message = format!("a shard is missing: {} has no {missing}", folder.display());
             return Err(Error::new(ErrorKind::NotFound, message)
-                .with_hint("fetch all parts of the model into one folder"));
+                .with_hint("fetch all shards of the model into one folder"));
         }
     }
     Ok(())
@@ -285,7 +284,7 @@ pub(super) fn unsupported(tensor: &StoredTensor) -> Error {
     .with_hint("use a checkpoint in F32, F16 or BF16, or a GGUF file")
 }
 
-/// The tensors of one file, in the order of their data. All ranges lie inside `bytes`.
+/// The tensors of one file, in the order of their data. All ranges are inside `bytes`.
 fn parse_header(bytes: &[u8]) -> Result<Vec<StoredTensor>> {
     let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
         return Err(foreign::not_a("safetensors file", bytes));
@@ -338,14 +337,7 @@ fn parse_header(bytes: &[u8]) -> Result<Vec<StoredTensor>> {
 
 fn read_index(path: &Path) -> Result<Index> {
     let doing = format!("cannot read {}", path.display());
-    let len = fs::metadata(path).map_err(|error| Error::io(&doing, error))?.len();
-    if len > MAX_INDEX_BYTES {
-        return Err(Error::invalid_model(format!(
-            "{} has {len} bytes, more than {MAX_INDEX_BYTES}",
-            path.display()
-        )));
-    }
-    let text = fs::read(path).map_err(|error| Error::io(&doing, error))?;
+    let text = files::read(path, MAX_INDEX_BYTES).map_err(|error| Error::io(&doing, error))?;
     let index: Index = serde_json::from_slice(&text).map_err(|error| {
         Error::invalid_model(format!("{} is wrong: {error}", path.display())).with_source(error)
     })?;

@@ -1,4 +1,4 @@
-//! A tensor as it lies in a file.
+//! A tensor in its file's format.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use super::quantized::PackedTensor;
 use super::{DType, FileType, blocks};
 use crate::{Error, Result};
 
-/// A borrowed view of one tensor of a checkpoint: undecoded bytes with their type and shape, or rows of a matrix that
-/// a folder keeps in a form of its own, which a [`Quantizer`](super::Quantizer) converts to the type.
+/// A borrowed view of one tensor of a checkpoint: undecoded bytes with their type and shape, or rows of a matrix in a
+/// folder's own format, which a [`Quantizer`](super::Quantizer) converts to the type.
 #[derive(Debug, Clone)]
 pub struct RawTensor<'a> {
     /// The canonical name.
@@ -25,12 +25,12 @@ pub struct RawTensor<'a> {
 enum Contents<'a> {
     /// Rows one after the other, each a whole number of blocks.
     Stored { file_type: FileType, mapping: &'a Arc<Mapping>, range: Range<usize> },
-    /// Some rows of a matrix in another form.
+    /// Some rows of a matrix in another format.
     Packed { tensor: &'a PackedTensor, rows: Range<usize> },
 }
 
 impl<'a> RawTensor<'a> {
-    /// `range` has to lie inside the mapping and hold what `file_type` and `shape` ask for.
+    /// `range` has to be inside the mapping and match `file_type` and `shape`.
     pub(super) fn new(
         name: &'a str,
         file_type: impl Into<FileType>,
@@ -82,13 +82,13 @@ impl<'a> RawTensor<'a> {
         }
     }
 
-    /// Whether the file keeps it in a form from which it has to be converted to be of its type.
+    /// Whether the file stores it in a format that is converted to its type.
     #[must_use]
     pub fn is_packed(&self) -> bool {
         matches!(self.contents, Contents::Packed { .. })
     }
 
-    /// What the file keeps in another form, and which rows of it these are.
+    /// The matrix in another format, and the range of its rows.
     pub(super) fn packed_rows(&self) -> Option<(&'a PackedTensor, Range<usize>)> {
         match &self.contents {
             Contents::Stored { .. } => None,
@@ -137,26 +137,26 @@ impl<'a> RawTensor<'a> {
     /// Some neighbouring rows of a matrix, of the shape `[rows, cols]` that the caller has at hand.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidModel`] if the tensor is no matrix or does not have them.
+    /// [`crate::ErrorKind::InvalidModel`] if the tensor is not a matrix or does not have them.
     pub fn rows(&self, first: usize, shape: &'a [usize]) -> Result<Self> {
         match (self.shape, shape) {
             (&[all, own_cols], &[rows, cols]) if own_cols == cols && first + rows <= all => {
-                Ok(Self { shape, ..self.pieces(first..first + rows, all) })
+                Ok(Self { shape, ..self.slices(first..first + rows, all) })
             }
             _ => Err(self.no_stack(first)),
         }
     }
 
-    /// Piece `index` of `num` equal ones.
+    /// Range `index` of `num` equal ones.
     fn part(&self, shape: &'a [usize], index: usize, num: usize) -> Self {
-        Self { shape, ..self.pieces(index..index + 1, num) }
+        Self { shape, ..self.slices(index..index + 1, num) }
     }
 
-    /// Some neighbours of `num` equal pieces, with the shape of all.
-    fn pieces(&self, pieces: Range<usize>, num: usize) -> Self {
+    /// Some neighbours of `num` equal chunks, with the shape of all.
+    fn slices(&self, slices: Range<usize>, num: usize) -> Self {
         let inside = |all: &Range<usize>| {
             let len = all.len() / num.max(1);
-            all.start + pieces.start * len..all.start + pieces.end * len
+            all.start + slices.start * len..all.start + slices.end * len
         };
         let contents = match &self.contents {
             Contents::Stored { file_type, mapping, range } => {
@@ -173,7 +173,7 @@ impl<'a> RawTensor<'a> {
 
     fn no_stack(&self, index: usize) -> Error {
         Error::invalid_model(format!(
-            "tensor {:?} has the shape {:?}, in which there is no part {index}",
+            "tensor {:?} has the shape {:?}, which has no slice {index}",
             self.name, self.shape
         ))
     }
@@ -194,11 +194,11 @@ impl<'a> RawTensor<'a> {
         Ok(values)
     }
 
-    /// A matrix with rows and columns exchanged: dense values as they are, quantised ones as `quantized`, such as `Q8_0`,
-    /// or in half precision where the rows are no whole blocks of it.
+    /// The transposed matrix: dense values unchanged, quantised ones as `quantized`, such as `Q8_0`, or in half
+    /// precision where the rows are not whole blocks of it.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidModel`] if the tensor is no matrix.
+    /// [`crate::ErrorKind::InvalidModel`] if the tensor is not a matrix.
     pub fn transposed(&self, quantized: DType) -> Result<OwnedTensor> {
         let &[rows, cols] = self.shape else { return Err(self.no_stack(0)) };
         let shape = [cols, rows];
@@ -219,7 +219,7 @@ impl<'a> RawTensor<'a> {
     /// Some neighbouring columns of a matrix, whole blocks of them.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidModel`] if the tensor is no matrix, does not have them, or they are not whole blocks;
+    /// [`crate::ErrorKind::InvalidModel`] if the tensor is not a matrix, does not have them, or they are not whole blocks;
     /// [`crate::ErrorKind::Internal`] if it has to be converted first.
     pub fn columns(&self, first: usize, num: usize) -> Result<OwnedTensor> {
         let (block_len, block_bytes) = (self.stored().block_len(), self.stored().block_bytes());
@@ -237,34 +237,34 @@ impl<'a> RawTensor<'a> {
         }
     }
 
-    /// The rows of a matrix of which there are `part`, `num` more and so on before them.
+    /// Every `num`-th row of a matrix, from row `first` on.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidModel`] if the tensor is no matrix of `num` times as many rows;
+    /// [`crate::ErrorKind::InvalidModel`] if the tensor is not a matrix whose rows are a multiple of `num`;
     /// [`crate::ErrorKind::Internal`] if it has to be converted first.
-    pub fn every(&self, num: usize, part: usize) -> Result<OwnedTensor> {
-        let &[rows, cols] = self.shape else { return Err(self.no_stack(part)) };
-        if num == 0 || part >= num || !rows.is_multiple_of(num) {
-            return Err(self.no_stack(part));
+    pub fn every(&self, num: usize, first: usize) -> Result<OwnedTensor> {
+        let &[rows, cols] = self.shape else { return Err(self.no_stack(first)) };
+        if num == 0 || first >= num || !rows.is_multiple_of(num) {
+            return Err(self.no_stack(first));
         }
         let row_bytes = self.stored().row_bytes(cols)?.max(1);
-        let own = self.data()?.chunks_exact(row_bytes).skip(part).step_by(num);
+        let own = self.data()?.chunks_exact(row_bytes).skip(first).step_by(num);
         let bytes = own.flatten().copied().collect();
         Ok(OwnedTensor::new(self.name, self.stored(), &[rows / num, cols], bytes))
     }
 
-    /// Says that the bytes will hardly be read again: the memory they take may go, the file stays mapped.
+    /// Marks the bytes as unlikely to be read again: their memory may be reclaimed, the file stays mapped.
     pub fn release(&self) {
         match &self.contents {
             Contents::Stored { mapping, range, .. } => mapping.release(range.clone()),
-            // The rows of most methods lie in all of it.
+            // With most methods, a range of rows is spread over the whole tensor.
             Contents::Packed { tensor, rows } if rows.end == tensor.num_rows() => tensor.release(),
             Contents::Packed { .. } => {}
         }
     }
 
     /// The same of some of the bytes, counted from the tensor's first one.
-    pub(super) fn release_part(&self, bytes: Range<usize>) {
+    pub(super) fn release_range(&self, bytes: Range<usize>) {
         if let Contents::Stored { mapping, range, .. } = &self.contents {
             let end = range.end.min(range.start + bytes.end);
             mapping.release(range.start + bytes.start..end);
@@ -283,7 +283,7 @@ impl<'a> RawTensor<'a> {
     }
 }
 
-/// The places of a matrix's values, column after column.
+/// The indices of a matrix's values, column after column.
 fn exchanged(rows: usize, cols: usize) -> impl Iterator<Item = usize> {
     (0..cols).flat_map(move |col| (0..rows).map(move |row| row * cols + col))
 }
@@ -298,7 +298,7 @@ pub struct OwnedTensor {
 }
 
 impl OwnedTensor {
-    /// `bytes` have to be what `stored` and `shape` ask for.
+    /// `bytes` must match `stored` and `shape`.
     pub(super) fn new(name: &str, stored: impl Into<FileType>, shape: &[usize], bytes: Vec<u8>) -> Self {
         let bytes = Arc::new(Mapping::Owned(bytes));
         Self { name: name.to_owned(), stored: stored.into(), shape: shape.to_vec(), bytes }

@@ -110,7 +110,7 @@ fn repacked_blocks_have_the_same_values() {
             checked += 1;
         }
     }
-    // Each to itself or to what it is kept as.
+    // Each to itself or to the type that it is kept as.
     assert_eq!(checked, FileType::all().count());
     let no_way = repack(DType::Q4K.into(), DType::Q8_0, &[0; 144], &mut [0; 272]).unwrap_err();
     assert_eq!(no_way.kind(), crate::ErrorKind::Internal);
@@ -125,7 +125,7 @@ fn dense_types_decode() {
 
 #[test]
 fn dense_types_round_to_nearest_even() {
-    // 1 + 2⁻¹¹ lies halfway between two halves, 1 + 2⁻⁸ between two bf16 numbers.
+    // 1 + 2⁻¹¹ is halfway between two halves, 1 + 2⁻⁸ between two bf16 numbers.
     assert_eq!(encode(DType::F16, &[1.0 + 0.5_f32.powi(11)]), [0x00, 0x3C]);
     assert_eq!(encode(DType::BF16, &[1.0 + 0.5_f32.powi(8)]), [0x80, 0x3F]);
     assert_eq!(encode(DType::F32, &[-2.5]), (-2.5_f32).to_le_bytes());

@@ -94,7 +94,7 @@ fn tensors_that_do_not_fit_the_configuration() {
 }
 
 impl Folder {
-    /// For what only shows when tensors are looked at.
+    /// For what only shows when tensors are read.
     #[track_caller]
     fn check_generate(&self, expected: &[&str]) {
         tinyvllm("--prompt-ids 5 --max-tokens 2").model(self.path()).run().error(1, expected);
@@ -174,7 +174,7 @@ fn damaged_tokenizers() {
     }
 }
 
-/// A tokenizer that cannot be used is in nobody's way who needs none.
+/// A tokenizer that cannot be used is no obstacle to prompts in token ids.
 #[track_caller]
 fn check_text_is_refused(model: &Path, expected: &[&str]) {
     let ids = tinyvllm("generate --prompt-ids 5 --max-tokens 2 --ignore-eos").model(model).run();
@@ -187,7 +187,7 @@ fn check_text_is_refused(model: &Path, expected: &[&str]) {
     }
 }
 
-/// A copy of a GGUF file with other bytes in the place of the first ones like these.
+/// A copy of a GGUF file with other bytes instead of the first ones like these.
 fn patched(folder: &Path, from: &[u8], to: &[u8]) -> PathBuf {
     let mut bytes = fs::read(fixture("tiny/llama/llama.q8_0.gguf")).unwrap();
     let at = bytes.windows(from.len()).position(|window| window == from).unwrap();
@@ -198,7 +198,7 @@ fn patched(folder: &Path, from: &[u8], to: &[u8]) -> PathBuf {
 }
 
 #[test]
-fn tokenizers_of_gguf_files_that_nobody_knows() {
+fn unknown_tokenizers_of_gguf_files() {
     let folder = tempfile::tempdir().unwrap();
     let model = patched(folder.path(), b"llama-bpe", b"llama-bpx");
     check_text_is_refused(&model, &["\"llama-bpx\"", "--pre-tokenizer", "smollm", "--prompt-ids"]);
@@ -241,7 +241,7 @@ fn keys_of_the_wrong_kind_are_named() {
 
 /// Byte-level vocabularies may lack bytes.
 #[test]
-fn bytes_without_a_token_are_left_out_and_named() {
+fn bytes_without_a_token_are_dropped_and_named() {
     let folder = tempfile::tempdir().unwrap();
     // What stands for the byte 0x07 becomes a character that stands for none.
     let model = patched(folder.path(), "ć".as_bytes(), "š".as_bytes());
@@ -249,8 +249,54 @@ fn bytes_without_a_token_are_left_out_and_named() {
         let words = ["generate", "--raw", "--prompt", text, "--max-tokens", "1", "--json"];
         let run = tinyvllm("").args(words).model(&model).run();
         let (stderr, ids) = (run.stderr.clone(), run.json()[0]["prompt_token_ids"].clone());
-        (ids, stderr.contains("no token for 0x07, which is left out"))
+        (ids, stderr.contains("no token for 0x07, which is dropped"))
     };
     assert_eq!(ids("he\u{7}llo"), (ids("he\u{7}llo").0, true));
     assert!(!ids("hello").1);
+}
+
+/// A pipe is not waited for, and a device is not read until memory is full.
+#[cfg(unix)]
+#[test]
+fn model_files_that_have_no_end_are_refused() {
+    for name in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"] {
+        for kind in ["pipe", "device"] {
+            let folder = Folder::new();
+            let path = folder.file(name);
+            let _ = fs::remove_file(&path);
+            match kind {
+                "pipe" => nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap(),
+                _ => std::os::unix::fs::symlink("/dev/zero", &path).unwrap(),
+            }
+            let outcome = tinyvllm("generate --prompt-ids 5 --max-tokens 2").model(folder.path()).run();
+            let expected = match name {
+                "config.json" => "has neither config.json".to_owned(),
+                _ => format!("{name}: it is a {kind}, not a file"),
+            };
+            assert!(outcome.stderr.contains(&expected), "{name}, {kind}: {}", outcome.stderr);
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("model.gguf");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    tinyvllm("info").model(&pipe).run().error(1, &["it is a pipe, not a file"]);
+}
+
+/// What a user names may be a pipe, and is read up to a limit.
+#[cfg(unix)]
+#[test]
+fn texts_that_have_no_end_are_refused() {
+    let zero = || fs::File::open("/dev/zero").unwrap();
+    let mut command = tinyvllm("generate --model demo -n 2").into_command();
+    let output = command.stdin(zero()).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains("standard input has more than 16 MB"), "{stderr}");
+    for flags in [
+        "generate --model demo --prompt a --chat-template /dev/zero",
+        "serve --model demo --port 0 --api-key-file /dev/zero",
+    ] {
+        let output = tinyvllm(flags).into_command().output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && stderr.contains("which is the limit"), "{flags}: {stderr}");
+    }
 }

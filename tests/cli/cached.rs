@@ -56,7 +56,7 @@ fn models_are_listed_by_the_names_that_run_them() {
 }
 
 #[test]
-fn models_are_removed_when_that_was_said() {
+fn models_are_removed_after_confirmation() {
     let files = [
         ("org/name-GGUF", "c0ffee", "name-Q4_K_M.gguf", 30),
         ("org/name-GGUF", "c0ffee", "name-Q8_0.gguf", 50),
@@ -67,12 +67,12 @@ fn models_are_removed_when_that_was_said() {
         let models = program(home, "list --json").run().json();
         models.iter().map(|model| model["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
-    // Nobody is there to be asked.
+    // There is no terminal to ask.
     program(&home, "rm org/other").run().error(2, &["standard input is no terminal", "--yes"]);
     program(&home, "rm --yes org/other org/none").run().error(1, &["`org/none` is not in the cache"]);
     program(&home, "rm --yes org/name-GGUF:Q2_K").run().error(1, &["there is org/name-GGUF:Q4_K_M"]);
     program(&home, "rm --yes demo").run().error(1, &["part of this program"]);
-    program(&home, "rm --yes src").run().error(1, &["a file of yours"]);
+    program(&home, &format!("rm --yes {}", home.path().display())).run().error(1, &["a file of your own"]);
     program(&home, "rm").run().error(2, &["MODEL"]);
     assert_eq!(names(&home).len(), 3);
     let outcome = program(&home, "rm --yes org/name-GGUF:q8_0").run();

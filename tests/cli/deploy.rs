@@ -6,11 +6,11 @@ use std::path::Path;
 use crate::program::tinyvllm;
 
 fn read(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/deploy").join(name);
+    let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/deploy")).join(name);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// What stands behind `tinyvllm serve` in each file.
+/// What stands after `tinyvllm serve` in each file.
 fn arguments() -> BTreeMap<&'static str, Vec<String>> {
     let mut found = BTreeMap::new();
     for name in ["Dockerfile", "Dockerfile.static", "Dockerfile.cuda"] {
@@ -79,14 +79,14 @@ fn there_is_time_to_end_answers() {
 #[cfg(unix)]
 #[test]
 fn a_release_has_the_names_that_installers_ask_for() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let text = |name: &str| std::fs::read_to_string(root.join(name)).unwrap();
     let workflow = text(".github/workflows/release.yml");
     for part in ["name=\"tinyvllm-$version-$TARGET\"", "\"dist/$name\"", "\"$name.tar.gz\""] {
         assert!(workflow.contains(part), "{part}");
     }
     let archive = "tinyvllm-{ version }-{ target }";
-    let manifest = text("Cargo.toml");
+    let manifest = text("src/cli/Cargo.toml");
     for line in [
         format!("pkg-url = \"{{ repo }}/releases/download/v{{ version }}/{archive}.tar.gz\""),
         format!("bin-dir = \"{archive}/{{ bin }}{{ binary-ext }}\""),

@@ -11,13 +11,13 @@ use crate::fake::{COMMIT, FakeHub, Response};
 use crate::program::{Program, fixture, tinyvllm};
 
 /// A Hub with one repository, and a home for its copy.
-struct Place {
+struct HubSetup {
     hub: FakeHub,
     home: TempDir,
     repo: &'static str,
 }
 
-impl Place {
+impl HubSetup {
     fn new(repo: &'static str, files: &[(&str, PathBuf)]) -> Self {
         let files: Vec<_> = files.iter().map(|(name, path)| (*name, fs::read(path).unwrap())).collect();
         let files: Vec<_> = files.iter().map(|(name, data)| (*name, data.as_slice())).collect();
@@ -44,28 +44,28 @@ impl Place {
 
 #[test]
 fn pull_downloads_once_and_prints_the_path() {
-    let place = Place::tiny_llama();
-    let first = place.program("pull org/tiny").run();
+    let setup = HubSetup::tiny_llama();
+    let first = setup.program("pull org/tiny").run();
     assert!(first.stderr.contains("downloading model.safetensors"), "{}", first.stderr);
-    assert_eq!(first.success(), format!("{}\n", place.snapshot().display()));
-    let second = place.program("pull --model org/tiny").run();
+    assert_eq!(first.success(), format!("{}\n", setup.snapshot().display()));
+    let second = setup.program("pull --model org/tiny").run();
     assert!(!second.stderr.contains("downloading"), "{}", second.stderr);
-    assert_eq!(second.success(), format!("{}\n", place.snapshot().display()));
+    assert_eq!(second.success(), format!("{}\n", setup.snapshot().display()));
 }
 
 #[test]
 fn a_model_by_name_gives_what_its_folder_gives_and_needs_no_network_later() {
-    let place = Place::tiny_llama();
+    let setup = HubSetup::tiny_llama();
     let words = "--prompt-ids 5,6,7 --temperature 0 --ignore-eos --max-tokens 8 --json";
     let ids = |program: Program| program.run().json()[0]["output_token_ids"].clone();
     let expected = ids(tinyvllm(words).model(fixture("tiny/llama")));
-    let named = || place.program(words).args(["--model", "org/tiny"]);
+    let named = || setup.program(words).args(["--model", "org/tiny"]);
     assert_eq!(ids(named()), expected);
-    place.hub.take_requests();
+    setup.hub.take_requests();
     assert_eq!(ids(named().env("HF_HUB_OFFLINE", "1")), expected);
-    assert!(place.hub.take_requests().is_empty(), "offline means no request at all");
-    // A Hub that is down: the copy is used, and the user hears of it.
-    place.hub.set_fault(|_, response| *response = Response::status(503));
+    assert!(setup.hub.take_requests().is_empty(), "offline means no request at all");
+    // A Hub that is down: the copy is used, with a notice.
+    setup.hub.set_fault(|_, response| *response = Response::status(503));
     let outcome = named().run();
     assert!(outcome.stderr.contains("using the copy of `org/tiny`"), "{}", outcome.stderr);
     assert_eq!(outcome.json()[0]["output_token_ids"], expected);
@@ -73,48 +73,48 @@ fn a_model_by_name_gives_what_its_folder_gives_and_needs_no_network_later() {
 
 #[test]
 fn an_alias_with_a_type_picks_the_gguf_file_and_answers() {
-    let demo = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/demo/model.gguf");
+    let demo = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../src/demo/model.gguf"));
     let tiny = fixture("tiny/llama/llama.q8_0.gguf");
     let files = [("name.Q5_0.gguf", demo), ("name.Q8_0.gguf", tiny)];
-    let place = Place::new("TinyLlama/TinyLlama-1.1B-Chat-v1.0", &files);
+    let setup = HubSetup::new("TinyLlama/TinyLlama-1.1B-Chat-v1.0", &files);
     let words = "--prompt Hello --temperature 0 --max-tokens 8";
-    let outcome = place.program(words).args(["-m", "tinyllama:Q5_0"]).run();
+    let outcome = setup.program(words).args(["-m", "tinyllama:Q5_0"]).run();
     assert!(outcome.stderr.contains("TinyLlama/TinyLlama-1.1B-Chat-v1.0:Q5_0"), "{}", outcome.stderr);
     assert_eq!(outcome.success(), tinyvllm(words).run().success());
-    let path = place.program("pull tinyllama:Q5_0").run().success();
+    let path = setup.program("pull tinyllama:Q5_0").run().success();
     assert!(path.ends_with("name.Q5_0.gguf\n"), "{path}");
-    place.program("info tinyllama:Q2_K").run().error(1, &["Q2_K", "Q5_0", "Q8_0"]);
+    setup.program("info tinyllama:Q2_K").run().error(1, &["Q2_K", "Q5_0", "Q8_0"]);
 }
 
 #[test]
 fn names_from_elsewhere_are_downloaded_run_listed_and_removed() {
-    let demo = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/demo/model.gguf");
+    let demo = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../src/demo/model.gguf"));
     let repo = "bartowski/Llama-3.2-1B-Instruct-GGUF";
-    let place = Place::new(repo, &[("Llama-3.2-1B-Instruct-Q4_K_M.gguf", demo)]);
+    let setup = HubSetup::new(repo, &[("Llama-3.2-1B-Instruct-Q4_K_M.gguf", demo)]);
     let words = "--temperature 0 --max-tokens 8";
     let expected = tinyvllm(&format!("--prompt Hello {words}")).run().success();
     for name in ["llama3.2:1b", &format!("hf.co/{repo}:Q4_K_M"), &format!("https://huggingface.co/{repo}")] {
-        let outcome = place.program(&format!("run {name} Hello {words}")).run();
+        let outcome = setup.program(&format!("run {name} Hello {words}")).run();
         assert_eq!(outcome.success(), expected, "{name}");
     }
-    let listed = place.program("list --json").run().json();
+    let listed = setup.program("list --json").run().json();
     assert_eq!(listed[0]["name"], format!("{repo}:Q4_K_M"));
-    assert!(place.program("show llama3.2:1b").run().success().contains(&format!("{repo}:Q4_K_M")));
-    place.program("rm --yes llama3.2:1b").run().success();
-    assert_eq!(place.program("list").run().success(), "");
+    assert!(setup.program("show llama3.2:1b").run().success().contains(&format!("{repo}:Q4_K_M")));
+    setup.program("rm --yes llama3.2:1b").run().success();
+    assert_eq!(setup.program("list").run().success(), "");
 }
 
 #[test]
 fn refusals_say_what_to_do() {
-    let place = Place::tiny_llama();
+    let setup = HubSetup::tiny_llama();
     let check = |response: fn() -> Response, expected: &[&str]| {
-        place.hub.set_fault(move |_, slot| *slot = response());
+        setup.hub.set_fault(move |_, slot| *slot = response());
         let expected = [expected, &["hint: "]].concat();
-        place.program("--prompt-ids 5").args(["--model", "org/tiny"]).run().error(1, &expected);
+        setup.program("--prompt-ids 5").args(["--model", "org/tiny"]).run().error(1, &expected);
     };
     check(|| Response::refusal(404, "RepoNotFound", "Repository not found"), &["no model `org/tiny`"]);
     check(|| Response::refusal(401, "GatedRepo", ""), &["gated", "no token"]);
     check(|| Response::refusal(429, "", ""), &["refuses more requests"]);
-    place.hub.clear_fault();
-    place.program("pull org/tiny --revision v9").run().error(1, &["v9", "hint: "]);
+    setup.hub.clear_fault();
+    setup.program("pull org/tiny --revision v9").run().error(1, &["v9", "hint: "]);
 }

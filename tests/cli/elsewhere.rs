@@ -1,4 +1,4 @@
-//! What people type who come from ollama, llama.cpp and vLLM.
+//! Command lines of users of ollama, llama.cpp and vLLM.
 
 use serde_json::json;
 
@@ -7,14 +7,14 @@ use crate::program::tinyvllm;
 const GREEDY: &str = "--temp 0 -t 1 -n 12";
 
 #[test]
-fn run_answers_the_prompt_behind_the_model() {
+fn run_answers_the_prompt_after_the_model() {
     let answer = tinyvllm(&format!("generate {GREEDY} --prompt Hello")).run().success();
     for words in ["run demo Hello", "run demo:latest Hello", "run demo -p Hello", "run -m demo -p Hello"] {
         assert_eq!(tinyvllm(&format!("{words} {GREEDY}")).run().success(), answer, "{words}");
     }
     let two = tinyvllm(&format!("generate {GREEDY}")).args(["--prompt", "Tell me"]).run().success();
     assert_eq!(tinyvllm(&format!("run demo Tell me {GREEDY}")).run().success(), two);
-    // Standard input is the prompt, or goes behind it.
+    // Standard input is the prompt, or goes after it.
     assert_eq!(tinyvllm(&format!("run demo {GREEDY}")).stdin("Hello\n").run().success(), answer);
     tinyvllm("run").run().error(2, &["which model?"]);
     // A wrong name is known before anything is waited for.
@@ -32,8 +32,8 @@ fn flags_of_llama_cpp_do_what_they_do_there() {
     let answer = tinyvllm(own).run().success();
     let words = "-m demo --temp 0 -t 1 -n 12 -c 256 -ngl 99 -fa on --no-mmap --jinja -cnv -f";
     let outcome = tinyvllm(words).args([&file]).run();
-    let told = outcome.stderr.lines().next().unwrap().to_owned();
-    assert_eq!(told, "not needed here: -ngl, -fa, --no-mmap, --jinja, -cnv");
+    let notice = outcome.stderr.lines().next().unwrap().to_owned();
+    assert_eq!(notice, "not needed here: -ngl, -fa, --no-mmap, --jinja, -cnv");
     assert_eq!(outcome.success(), answer);
     let quiet = tinyvllm("-hf demo -q --mlock --repeat-penalty 1.0 -s 1 --n-predict 3 -p Hi").run();
     assert_eq!((quiet.stderr.as_str(), quiet.code), ("", Some(0)));
@@ -53,7 +53,7 @@ fn flags_of_vllm_are_taken_or_refused_by_name() {
     for words in ["", "--max-model-len auto", "--max-model-len -1", "-c 0"] {
         assert_eq!(len(words), json!(1_024), "{words}");
     }
-    tinyvllm("serve demo --quantization awq").run().error(2, &["awq", "leave it out"]);
+    tinyvllm("serve demo --quantization awq").run().error(2, &["awq", "omit it"]);
     tinyvllm("info demo --max-model-len 1kb").run().error(2, &["4k (4000)"]);
     tinyvllm("serve --tensor-parallel-size 2")
         .run()

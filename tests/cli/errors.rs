@@ -37,7 +37,7 @@ fn wrong_usage() {
 #[test]
 fn a_device_that_is_not_there_is_an_error_before_anything_is_loaded() {
     for (device, command) in [("metal", ""), ("cuda:99", ""), ("cuda:98", "info"), ("metal", "chat")] {
-        // The model does not exist either, but that is not what is said first.
+        // The model does not exist either, but that is not the first error.
         let words = format!("{command} --device {device} --model ./no-such-model");
         let words = if command.is_empty() { format!("{words} --prompt a") } else { words };
         tinyvllm(&words).run().error(1, &[&format!("--device {device}"), "hint: ", "cpu"]);
@@ -102,7 +102,7 @@ fn impossible_parameters_are_named_with_their_limit() {
     check("--kernels reference --cpu-level portable", &["--cpu-level has no effect", "hint: "]);
     check("--max-model-len 513", &["513", "512"]);
     check("--max-model-len 0", &["0"]);
-    check("--expert-weights file", &["--expert-weights file", "models that have experts", "hint: "]);
+    check("--expert-weights file", &["--expert-weights file", "models with experts", "hint: "]);
     check("--kv-cache-memory-bytes 1", &["KV cache", "hint: "]);
     check("--kv-cache-memory-bytes 100000G", &["--kv-cache-memory-bytes", "MiB", "hint: "]);
     for share in ["0", "-0.5", "1.01", "90", "NaN"] {

@@ -9,7 +9,9 @@ fn folder() -> PathBuf {
     let folder = profile.join("examples");
     if ["chat", "batch", "stream"].iter().any(|name| !folder.join(name).exists()) {
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--examples", "--target-dir"]).arg(profile.parent().unwrap());
+        cargo
+            .args(["build", "--package", "tinyvllm", "--examples", "--target-dir"])
+            .arg(profile.parent().unwrap());
         if profile.ends_with("release") {
             cargo.arg("--release");
         }
@@ -32,7 +34,7 @@ fn examples_print_answers() {
     let batch = run("batch");
     for (line, place) in batch.lines().zip(["a farm", "a forest", "a city", "the sea"]) {
         let answer = line.strip_prefix(place).and_then(|line| line.strip_prefix(": ")).unwrap();
-        // An object of the form that was asked for, or the beginning of one: numbers have no end of their own.
+        // An object in the requested format, or the beginning of one: numbers have no end of their own.
         assert!(answer.starts_with('{') && answer.contains("\"animal\""), "{batch}");
     }
     assert_eq!(batch.lines().count(), 4);

@@ -166,7 +166,7 @@ fn without_arguments_the_built_in_model_tells_a_story() {
     // It ends by itself, and nothing says that it was cut.
     assert!(story.trim_end().ends_with('.'), "{story}");
     assert_eq!(lines[1].matches("tokens/s").count(), 2, "{}", lines[1]);
-    assert_eq!(run().success(), story, "the first run is the same for everybody");
+    assert_eq!(run().success(), story, "the first run is the same for all users");
 }
 
 /// The definitions in candle's tensors, and the start line says that they run.
@@ -177,9 +177,9 @@ fn the_reference_tells_the_story() {
         let outcome = tinyvllm(&words).args(["--prompt", tinyvllm::demo::PROMPT]).run();
         (outcome.stderr.clone(), outcome.success())
     };
-    let (notice, told) = story("reference");
+    let (notice, text) = story("reference");
     assert!(notice.contains("on cpu (reference kernels: candle in f32)"), "{notice}");
-    assert_eq!(told, story("fused").1);
+    assert_eq!(text, story("fused").1);
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn text_from_standard_input_is_the_prompt() {
     let given = tinyvllm(&greedy).args(["--prompt", "Tell me a story."]).run().json();
     assert_eq!(piped[0]["prompt_token_ids"], given[0]["prompt_token_ids"]);
     assert_eq!(output_ids(&piped), output_ids(&given));
-    // Behind a prompt on the command line.
+    // After a prompt on the command line.
     let ids = |prompts: &[&str], input: &str| {
         let prompts = prompts.iter().flat_map(|prompt| ["--prompt", prompt]);
         tinyvllm(&greedy).args(prompts).stdin(input).run().json()[0]["prompt_token_ids"].clone()
@@ -270,7 +270,7 @@ fn a_closed_pipe_is_no_failure() {
 
 #[cfg(unix)]
 #[test]
-fn ctrl_c_ends_the_sequences_and_the_exit_code_says_so() {
+fn ctrl_c_ends_the_sequences_and_sets_the_exit_code() {
     use nix::sys::signal::{Signal, kill};
     use nix::unistd::Pid;
 

@@ -53,7 +53,7 @@ fn a_self_test_does_the_wanted_checks_only() {
 }
 
 #[test]
-fn models_with_latent_attention_and_experts_generate_and_info_tells_of_them() {
+fn models_with_latent_attention_and_experts_generate_and_info_shows_them() {
     for (model, words) in [
         (
             "tiny/glm4_moe_lite",
@@ -76,7 +76,7 @@ fn models_with_latent_attention_and_experts_generate_and_info_tells_of_them() {
 }
 
 #[test]
-fn a_model_that_can_draft_for_itself_says_so_and_does_it_if_asked() {
+fn a_model_with_an_mtp_block_reports_it_and_drafts_on_request() {
     let (model, mtp) = (fixture("tiny/mtp"), r#"--speculative-config={"method":"mtp"}"#);
     let info = |flags: &str| tinyvllm(&format!("info --json {flags}")).model(&model).run().json().remove(0);
     let (without, with) = (info(""), info(mtp));
@@ -92,7 +92,7 @@ fn a_model_that_can_draft_for_itself_says_so_and_does_it_if_asked() {
     let drafted = tinyvllm(&format!("{generate} {mtp}")).model(&model).run();
     assert!(drafted.stderr.contains("drafts with its MTP block"), "{}", drafted.stderr);
     assert_eq!(drafted.success(), plain.success());
-    // In files, too, its experts are beside the others, and its part of the cache is beside that of the layers.
+    // In files, too, its experts are with the others, and its part of the cache is with that of the layers.
     let (folder, prompt) =
         (tempfile::tempdir().unwrap(), (3..93).map(|id| id.to_string()).collect::<Vec<_>>());
     let run = |flags: &str| {
@@ -104,9 +104,14 @@ fn a_model_that_can_draft_for_itself_says_so_and_does_it_if_asked() {
     let plain = run("--no-speculation").success();
     let drafting = format!("--expert-weights file {mtp}");
     for (flags, is_cached) in [(&drafting[..], false), (&drafting, true), ("--expert-weights file", true)] {
-        let outcome = run(flags);
-        assert_eq!(outcome.stderr.contains("64 of them cached"), is_cached, "{flags}: {}", outcome.stderr);
-        assert_eq!(outcome.success(), plain, "{flags}");
+        // What is measured decides whether so short a prefix is read, so a busy machine may compute it now and then.
+        let mut outcomes = (0..if is_cached { 10 } else { 1 }).map(|_| run(flags));
+        let is_read = outcomes.any(|outcome| {
+            let is_read = outcome.stderr.contains("64 of them cached");
+            assert_eq!(outcome.success(), plain, "{flags}");
+            is_read
+        });
+        assert_eq!(is_read, is_cached, "{flags}");
     }
 
     let refused = tinyvllm(&format!("{generate} {mtp}")).model(tiny_llama()).run();
@@ -116,7 +121,7 @@ fn a_model_that_can_draft_for_itself_says_so_and_does_it_if_asked() {
 }
 
 #[test]
-fn info_tells_configuration_types_and_memory() {
+fn info_shows_configuration_types_and_memory() {
     let info = tinyvllm("info --memory-bandwidth 20").model(fixture("kquant/llama/llama.q4_k_mix.gguf"));
     let text = info.run().success();
     for word in ["vocab_size", "Q4_K", "Q6_K", "KV cache", "context", "none", "20.0 GB/s (given)"] {
@@ -143,10 +148,10 @@ fn info_tells_configuration_types_and_memory() {
 
 /// No row of this model is a multiple of 256.
 #[test]
-fn what_quantisation_makes_of_a_model_is_told() {
-    let told = "--quantization q4_k: 23 of 23 matrices have rows that are no multiple of 256 values";
+fn the_result_of_quantisation_is_reported() {
+    let notice = "--quantization q4_k: 23 of 23 matrices have rows that are no multiple of 256 values";
     let info = tinyvllm("info --memory-bandwidth 20 --quantization q4_k").model(tiny_llama()).run().success();
-    for word in ["F32", "weights as loaded", "Q5_0  22 tensors", "Q8_0  1 tensor", told] {
+    for word in ["F32", "weights as loaded", "Q5_0  22 tensors", "Q8_0  1 tensor", notice] {
         assert!(info.contains(word), "{info} should say {word}");
     }
     let object = tinyvllm("info --json --quantization q4_1").model(tiny_llama()).run().json().remove(0);
@@ -154,12 +159,12 @@ fn what_quantisation_makes_of_a_model_is_told() {
     assert_eq!(object["notices"], serde_json::json!([]));
     let words = "generate --prompt-ids 5 --max-tokens 1 --ignore-eos --quantization q4_k";
     let run = tinyvllm(words).model(tiny_llama()).run();
-    assert_eq!(run.stderr.matches(told).count(), 1, "{}", run.stderr);
+    assert_eq!(run.stderr.matches(notice).count(), 1, "{}", run.stderr);
 }
 
 /// Types without kernels, that is; the reference leaves all weights in the file.
 #[test]
-fn types_that_are_repacked_are_told_with_what_that_costs() {
+fn repacked_types_are_reported_with_their_cost() {
     let model = fixture("dynamic/llama.dynamic.gguf");
     let kept = "IQ2_XXS is kept as Q8_S: 2.06 -> 8.56 bits a weight, 0.1 MB more";
     let text = tinyvllm("info --memory-bandwidth 20 --device cpu").model(&model).run().success();
@@ -173,14 +178,14 @@ fn types_that_are_repacked_are_told_with_what_that_costs() {
 
 /// Without a folder given, the file lies in the user's cache folder.
 #[test]
-fn experts_in_a_file_are_told_before_and_after_loading() {
+fn experts_in_a_file_are_reported_before_and_after_loading() {
     let (model, cache) = (fixture("tiny/qwen3_moe/qwen3_moe.q8_0.gguf"), tempfile::tempdir().unwrap());
     let run = |words: &str| tinyvllm(words).model(&model).env("XDG_CACHE_HOME", cache.path()).run();
     let folder = cache.path().join("tinyvllm/experts");
-    let place = format!("stay in {}/qwen3_moe.q8_0-", folder.display());
+    let location = format!("stay in {}/qwen3_moe.q8_0-", folder.display());
 
     let text = run("info --memory-bandwidth 20 --expert-weights file").success();
-    assert!(text.contains(&place), "{text}");
+    assert!(text.contains(&location), "{text}");
     let object = run("info --json --memory-bandwidth 20 --expert-weights file").json().remove(0);
     assert!(object["expert_file"].as_str().unwrap().starts_with(folder.to_str().unwrap()), "{object}");
     assert_eq!(object["expert_bytes"], 8 * 3 * 3 * 32 * 64 / 32 * 34);
@@ -194,7 +199,7 @@ fn experts_in_a_file_are_told_before_and_after_loading() {
     let expected = expected.json()[0]["output_token_ids"].clone();
     for _ in 0..2 {
         let outcome = run(&format!("{generate} --expert-weights file"));
-        for words in ["experts: ", &place, "in memory now (--expert-weights memory keeps all there)"] {
+        for words in ["experts: ", &location, "in memory now (--expert-weights memory keeps all there)"] {
             assert!(outcome.stderr.contains(words), "{words} in:\n{}", outcome.stderr);
         }
         assert_eq!(outcome.json()[0]["output_token_ids"], expected);
@@ -205,7 +210,7 @@ fn experts_in_a_file_are_told_before_and_after_loading() {
 /// Qwen 3 MoE of three layers: width 64, four heads of 32 over two, eight experts of width 32 of which two are chosen,
 /// a vocabulary of 288.
 #[test]
-fn info_tells_what_generating_reads_and_the_limit_of_the_memory() {
+fn info_shows_the_bytes_read_and_the_bandwidth_limit() {
     let model = fixture("tiny/qwen3_moe");
     let object = tinyvllm("info --json --memory-bandwidth 20").model(&model).run().json().remove(0);
     let number = |value: &serde_json::Value| value.as_f64().unwrap();
@@ -271,14 +276,14 @@ fn chat_from_a_pipe_answers_line_by_line_and_keeps_the_history() {
     assert!(stderr.contains("the conversation is empty"), "{stderr}");
     let (unknown, stderr) = chat("/help\n/nonsense\n");
     assert_eq!(unknown, "");
-    assert!(stderr.contains("/reset") && stderr.contains("no command /nonsense"), "{stderr}");
+    assert!(stderr.contains("/reset") && stderr.contains("unknown command /nonsense"), "{stderr}");
 }
 
 /// The built-in model does not reason; a template that begins a block for it makes all that it says reasoning, and one
 /// that ends the block makes it content.
 #[test]
-fn chat_tells_reasoning_from_the_answer_and_no_thinking_switches_it_off() {
-    let template = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tok/chat/glm.jinja");
+fn chat_separates_reasoning_and_no_thinking_switches_it_off() {
+    let template = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tok/chat/glm.jinja");
     let chat = |words: &str| {
         let words = format!("{words} --temperature 0 --max-tokens 12 --chat-template {template}");
         tinyvllm(&words).stdin("Hi\n").run().success()
@@ -298,12 +303,10 @@ fn chat_tells_reasoning_from_the_answer_and_no_thinking_switches_it_off() {
 #[test]
 fn no_thinking_without_a_switch_is_an_error_with_a_way_out() {
     for words in ["chat demo --no-thinking", "--prompt Hello --no-thinking"] {
-        tinyvllm(words)
-            .run()
-            .error(1, &["no switch for reasoning", "enable_thinking", "leave --no-thinking out"]);
+        tinyvllm(words).run().error(1, &["no switch for reasoning", "enable_thinking", "omit --no-thinking"]);
     }
     let words = "--no-thinking --prompt Hello";
-    tinyvllm(words).model(tiny_llama()).run().error(1, &["no chat template", "leave --no-thinking out"]);
+    tinyvllm(words).model(tiny_llama()).run().error(1, &["no chat template", "omit --no-thinking"]);
     for words in ["--raw --prompt Hello --no-thinking", "--prompt-ids 5 --no-thinking"] {
         tinyvllm(words).run().error(2, &["--no-thinking"]);
     }
@@ -322,8 +325,8 @@ fn a_question_that_cannot_be_answered_does_not_end_the_chat() {
 #[test]
 fn the_built_in_model_is_in_the_program_once() {
     let program = std::fs::read(env!("CARGO_BIN_EXE_tinyvllm")).unwrap();
-    let model = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/src/demo/model.gguf")).unwrap();
+    let model = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../src/demo/model.gguf")).unwrap();
     // From the middle of its weights.
-    let piece = &model[model.len() / 2..][..64];
-    assert_eq!(program.windows(64).filter(|window| *window == piece).count(), 1);
+    let sample = &model[model.len() / 2..][..64];
+    assert_eq!(program.windows(64).filter(|window| *window == sample).count(), 1);
 }

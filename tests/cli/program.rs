@@ -21,7 +21,7 @@ pub(crate) struct Outcome {
 
 /// The path of a fixture.
 pub(crate) fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures")).join(name)
 }
 
 /// A small model without a tokenizer, as safetensors: 288 tokens of vocabulary, 512 of context.

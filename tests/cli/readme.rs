@@ -16,14 +16,14 @@ use crate::program::{Program, fixture};
 
 /// What needs longer than a test may take, and where it is run.
 const NOT_RUN: [(&str, &str); 2] = [
-    ("cargo install --path .", "it builds the program"),
+    ("cargo install --path src/cli", "it builds the program"),
     ("tinyvllm bench --model ./model.gguf", "it measures the memory for seconds; bench.rs runs it"),
 ];
 
 /// What ends with an error here: the status and a part of the message.
 const REFUSED: [(&str, i32, &str); 4] = [
     ("tinyvllm chat qwen3-0.6b --no-thinking", 1, "has no switch for reasoning"),
-    // A fixture in place of the model: it is loaded and quantised, and has no tokenizer.
+    // A fixture instead of the model: it is loaded and quantised, and has no tokenizer.
     ("tinyvllm --model Qwen/Qwen2.5-0.5B-Instruct --quantization q8_0", 1, "has no tokenizer"),
     ("tinyvllm list && tinyvllm rm org/name", 2, "standard input is no terminal"),
     // Nothing has made the folder.
@@ -51,7 +51,7 @@ const LIMITS: [(&str, &str); 13] = [
 
 /// Commands in the blocks for shells. One that a comment offers instead (`or: tinyvllm …`) comes before its line.
 fn commands() -> Vec<String> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md"));
     let text = fs::read_to_string(path).unwrap();
     let blocks = text.split("```").skip(1).step_by(2);
     let shell: String = blocks.filter_map(|block| block.strip_prefix("sh\n")).collect();
@@ -67,7 +67,7 @@ fn commands() -> Vec<String> {
 }
 
 /// A folder with the files that README names, a cache with its models, and a server if one runs.
-struct Place {
+struct ReadmeSetup {
     folder: TempDir,
     server: Option<Server>,
 }
@@ -79,26 +79,26 @@ struct Server {
     address: String,
 }
 
-impl Drop for Place {
+impl Drop for ReadmeSetup {
     fn drop(&mut self) {
         self.stop();
     }
 }
 
-impl Place {
+impl ReadmeSetup {
     fn new() -> Self {
-        let place = Self { folder: tempfile::tempdir().unwrap(), server: None };
-        let path = |name: &str| place.folder.path().join(name);
-        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/demo/model.gguf");
+        let setup = Self { folder: tempfile::tempdir().unwrap(), server: None };
+        let path = |name: &str| setup.folder.path().join(name);
+        let demo = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../src/demo/model.gguf"));
         for (repo, file) in [
             ("bartowski/Llama-3.2-3B-Instruct-GGUF", "name-Q4_K_M.gguf"),
             ("org/name", "name-Q4_K_M.gguf"),
             ("Qwen/Qwen3-0.6B", "name.gguf"),
             ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "name.gguf"),
         ] {
-            symlink(&demo, place.snapshot(repo).join(file)).unwrap();
+            symlink(&demo, setup.snapshot(repo).join(file)).unwrap();
         }
-        let folder = place.snapshot("Qwen/Qwen2.5-0.5B-Instruct");
+        let folder = setup.snapshot("Qwen/Qwen2.5-0.5B-Instruct");
         for file in ["config.json", "model.safetensors"] {
             symlink(fixture("tiny/qwen2").join(file), folder.join(file)).unwrap();
         }
@@ -120,7 +120,7 @@ impl Place {
             fs::write(path(browser), "#!/bin/sh\n").unwrap();
             fs::set_permissions(path(browser), fs::Permissions::from_mode(0o755)).unwrap();
         }
-        place
+        setup
     }
 
     /// The folder of a model in the cache.
@@ -154,7 +154,7 @@ impl Place {
         program
     }
 
-    /// Starts a server, in place of one that runs, and waits until it is ready.
+    /// Starts a server, instead of one that runs, and waits until it is ready.
     fn serve(&mut self, command: &str) {
         self.stop();
         // The shell becomes the server, so that it can be killed.
@@ -193,26 +193,26 @@ impl Place {
 #[test]
 fn the_commands_of_the_readme_run() {
     let commands = commands();
-    let mut place = Place::new();
+    let mut setup = ReadmeSetup::new();
     for command in &commands {
         if NOT_RUN.iter().any(|(name, _)| command.starts_with(name)) {
             continue;
         }
         if command.starts_with("tinyvllm serve") {
-            place.serve(command);
+            setup.serve(command);
             continue;
         }
         if command.starts_with("curl") {
-            let answer = place.post(command);
+            let answer = setup.post(command);
             assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"choices\""), "{answer}");
             continue;
         }
         let needs_server =
             ["tinyvllm top", "tinyvllm bench serve"].iter().any(|name| command.starts_with(name));
-        if needs_server && place.server.is_none() {
-            place.serve("tinyvllm serve");
+        if needs_server && setup.server.is_none() {
+            setup.serve("tinyvllm serve");
         }
-        let outcome = place.shell(command).stdin("Hello\n").run();
+        let outcome = setup.shell(command).stdin("Hello\n").run();
         if let Some((_, status, words)) = REFUSED.iter().find(|(name, ..)| command.starts_with(name)) {
             assert_eq!(outcome.code, Some(*status), "{command}: {}", outcome.stderr);
             assert!(outcome.stderr.contains(words), "{command}: {}", outcome.stderr);
@@ -221,7 +221,7 @@ fn the_commands_of_the_readme_run() {
             assert!(!outcome.stdout.is_empty() || command.contains("stop"), "{command}: {}", outcome.stderr);
         }
         if command.contains("tinyvllm stop") {
-            let mut server = place.server.take().unwrap();
+            let mut server = setup.server.take().unwrap();
             assert!(server.child.wait().unwrap().success(), "{command}");
         }
     }

@@ -1,4 +1,4 @@
-//! `serve`, as people see it who start it: what it prints, `ps` and `stop`.
+//! `serve`, as its user sees it: what it prints, `ps` and `stop`.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStderr, Stdio};
@@ -22,7 +22,7 @@ impl Drop for Server {
     }
 }
 
-/// Neither sees other servers of whoever runs the tests, nor is seen.
+/// Neither sees other servers of the user that runs the tests, nor is seen.
 fn program(home: &TempDir, words: &str) -> Program {
     let runtime = home.path().join("runtime");
     tinyvllm(words).env("XDG_RUNTIME_DIR", runtime).env("XDG_CACHE_HOME", home.path())
@@ -44,12 +44,12 @@ fn serve(home: &TempDir, words: &str) -> (Server, Vec<String>) {
 }
 
 #[test]
-fn a_server_says_where_the_page_and_the_interface_are() {
+fn a_server_prints_the_addresses_of_page_and_interface() {
     let home = tempfile::tempdir().unwrap();
     let flags = "--enforce-eager --trust-remote-code --tensor-parallel-size 1 -np 2 -a story";
     let (server, said) = serve(&home, &format!("--host 0.0.0.0 {flags}"));
     assert_eq!(said[0], "not needed here: --enforce-eager, --trust-remote-code, --tensor-parallel-size");
-    // Whoever listens everywhere is reached at this machine's own address.
+    // A server on every network is reached at this machine's own address.
     let port = server.address.strip_prefix("127.0.0.1:").unwrap();
     let last = said.last().unwrap();
     assert_eq!(*last, format!("chat http://127.0.0.1:{port}/ · API http://127.0.0.1:{port}/v1"));
@@ -59,7 +59,7 @@ fn a_server_says_where_the_page_and_the_interface_are() {
 }
 
 #[test]
-fn nothing_is_said_of_listening_for_a_model_that_there_is_not() {
+fn no_listening_line_for_a_missing_model() {
     let home = tempfile::tempdir().unwrap();
     for model in ["nosuch", "./nosuch.gguf"] {
         let outcome = program(&home, &format!("serve --port 0 {model}")).run();
@@ -73,8 +73,8 @@ fn nothing_is_said_of_listening_for_a_model_that_there_is_not() {
 fn servers_are_listed_and_stopped() {
     let home = tempfile::tempdir().unwrap();
     let none = program(&home, "ps").run();
-    assert!(none.stderr.contains("no server of yours runs here"));
-    program(&home, "stop").run().error(1, &["no server of yours runs here"]);
+    assert!(none.stderr.contains("you have no running server"));
+    program(&home, "stop").run().error(1, &["you have no running server"]);
     let (mut first, _) = serve(&home, "--served-model-name first");
     let (mut second, _) = serve(&home, "--served-model-name second --served-model-name other");
     let text = program(&home, "ps").run().success();
@@ -88,7 +88,7 @@ fn servers_are_listed_and_stopped() {
     row("first", &first);
     row("second", &second);
     program(&home, "stop").run().error(1, &["several servers match", "--all"]);
-    program(&home, "stop third").run().error(1, &["no server is known as `third`"]);
+    program(&home, "stop third").run().error(1, &["no server has the name `third`"]);
     let outcome = program(&home, "stop other").run();
     assert!(outcome.stderr.contains("stopped second on "), "{}", outcome.stderr);
     assert!(second.child.wait().unwrap().success());
@@ -101,7 +101,7 @@ fn servers_are_listed_and_stopped() {
 
 #[cfg(unix)]
 #[test]
-fn probes_are_in_the_log_of_those_who_want_them() {
+fn probes_are_in_the_verbose_log() {
     use std::io::{Read, Write};
     let home = tempfile::tempdir().unwrap();
     for (flag, expected) in [("", false), ("--verbose", true)] {
@@ -122,7 +122,7 @@ fn probes_are_in_the_log_of_those_who_want_them() {
 /// A browser is what its name says: here, a program that writes down what it is to open.
 #[cfg(target_os = "linux")]
 #[test]
-fn the_page_is_opened_or_it_is_said_why_not() {
+fn the_page_is_opened_or_a_notice_gives_the_reason() {
     use std::os::unix::fs::PermissionsExt;
     let home = tempfile::tempdir().unwrap();
     let bin = home.path().join("bin");
@@ -140,7 +140,12 @@ fn the_page_is_opened_or_it_is_said_why_not() {
     child.kill().unwrap();
     child.wait().unwrap();
     let opened = bin.join("opened");
-    std::fs::write(bin.join("xdg-open"), "#!/bin/sh\necho \"$1\" > \"$TINYVLLM_TEST/opened.new\"\nexec /bin/mv \"$TINYVLLM_TEST/opened.new\" \"$TINYVLLM_TEST/opened\"\n").unwrap();
+    std::fs::write(
+        bin.join("xdg-open"),
+        "#!/bin/sh\necho \"$1\" > \"$TINYVLLM_TEST/opened.new\"\nexec /bin/mv \
+                             \"$TINYVLLM_TEST/opened.new\" \"$TINYVLLM_TEST/opened\"\n",
+    )
+    .unwrap();
     std::fs::set_permissions(bin.join("xdg-open"), std::fs::Permissions::from_mode(0o755)).unwrap();
     let (mut child, mut lines) = run("--open");
     let line = lines.find(|line| line.as_ref().unwrap().starts_with("chat http")).unwrap().unwrap();

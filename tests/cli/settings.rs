@@ -39,7 +39,7 @@ fn long_prompt(words: &str) -> String {
 }
 
 #[test]
-fn sampling_is_as_the_folder_says_unless_a_flag_says_otherwise() {
+fn sampling_follows_the_folder_unless_a_flag_overrides_it() {
     let folder = folder("llama", &json!({}));
     let sampled = |words: &str| {
         ["1", "2", "3"].map(|seed| ids(&folder, &format!("--prompt-ids 5,6,7 --seed {seed} {words}")))
@@ -66,7 +66,7 @@ fn sampling_is_as_the_folder_says_unless_a_flag_says_otherwise() {
     // The start says what was taken and what was not.
     let notes = generate(&folder, "--prompt-ids 5 --max-tokens 1").stderr;
     assert!(notes.contains("generation_config.json: temperature 0; --generation-config vllm"), "{notes}");
-    assert!(notes.contains("top_p = \"most\" in generation_config.json is left out"), "{notes}");
+    assert!(notes.contains("top_p = \"most\" in generation_config.json is ignored"), "{notes}");
     write(json!({"max_new_tokens": 3}));
     assert_eq!(ids(&folder, "--prompt-ids 5,6,7").as_array().unwrap().len(), 3);
     assert_eq!(ids(&folder, "--prompt-ids 5,6,7 --max-tokens 5").as_array().unwrap().len(), 5);
@@ -108,7 +108,7 @@ fn the_older_spelling_of_the_rope_counts_and_scaling_extends_the_window() {
     let dynamic = read(json!({"rope_parameters": dynamic}));
     assert_eq!(ids(&dynamic, &long_prompt("")), plain);
     generate(&dynamic, &long_prompt("--max-model-len 513")).error(1, &["made for 512 tokens", "\"dynamic\""]);
-    // Divisors of long sequences count as soon as longer ones are asked for than before scaling.
+    // Divisors of long sequences count as soon as longer ones are requested than before scaling.
     let long = json!({
         "rope_type": "longrope", "rope_theta": 1e6, "attention_factor": 1.0,
         "short_factor": vec![1.0; 16], "long_factor": vec![2.0; 16], "original_max_position_embeddings": 256,

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use crate::program::{Program, tinyvllm};
 
 /// A loaded machine may need long; a hanging program needs for ever.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(crate) struct Terminal {
     child: Child,
@@ -63,7 +63,7 @@ impl Terminal {
     /// Waits until `text` is shown after what was waited for before, and returns all up to there.
     #[track_caller]
     pub(crate) fn wait_for(&mut self, text: &str) -> String {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(at) = self.shown.find(text) {
                 let rest = self.shown.split_off(at + text.len());
@@ -87,7 +87,7 @@ impl Terminal {
 
     /// Waits for the end; returns the exit code and what was shown since the last wait.
     pub(crate) fn end(mut self) -> (Option<i32>, String, TempDir) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let status = loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 break status;
@@ -130,29 +130,29 @@ fn a_chat_with_line_editing_and_history() {
 fn a_chat_has_commands_and_entries_of_several_lines() {
     let mut terminal = Terminal::chat("chat demo --temperature 0 --max-tokens 8 --ignore-eos");
     let folder = terminal.home.path().to_owned();
-    let mut tell = |typed: &str, shown: &str| {
+    let mut enter = |typed: &str, shown: &str| {
         terminal.type_text(typed);
         let all = terminal.wait_for(shown);
         terminal.wait_for("> ");
         all
     };
-    tell("/weather in Rome\r", "no command /weather");
-    tell("/set temperature 9\r", "temperature");
-    tell("/set max_tokens 4\r", "max_tokens is 4");
-    tell("/system Be brief.\r", "the system prompt is changed");
+    enter("/weather in Rome\r", "unknown command /weather");
+    enter("/set temperature 9\r", "temperature");
+    enter("/set max_tokens 4\r", "max_tokens is 4");
+    enter("/system Be brief.\r", "the system prompt is changed");
     std::fs::write(folder.join("note.txt"), "red and green").unwrap();
-    tell(&format!("/read {}\r", folder.join("note.txt").display()), "13 bytes");
+    enter(&format!("/read {}\r", folder.join("note.txt").display()), "13 bytes");
     // Each of these is one entry.
-    tell("Which\\\rcolours?\r", "the token limit is reached");
-    tell("\"\"\"two\r/quit\r\"\"\"\r", "the token limit is reached");
-    tell("a\x1b\rb\r", "the token limit is reached");
-    tell("/regen\r", "the token limit is reached");
-    let shown = tell("/show\r", "stop  ");
+    enter("Which\\\rcolours?\r", "the token limit is reached");
+    enter("\"\"\"two\r/quit\r\"\"\"\r", "the token limit is reached");
+    enter("a\x1b\rb\r", "the token limit is reached");
+    enter("/regen\r", "the token limit is reached");
+    let shown = enter("/show\r", "stop  ");
     assert!(shown.contains("7 messages") && shown.contains("Be brief."), "{shown}");
     let file = folder.join("talk.json");
-    tell(&format!("/save {}\r", file.display()), "saved the conversation to");
-    tell("/clear\r", "the conversation is empty");
-    tell(&format!("/load {}\r", file.display()), "loaded 7 messages");
+    enter(&format!("/save {}\r", file.display()), "saved the conversation to");
+    enter("/clear\r", "the conversation is empty");
+    enter(&format!("/load {}\r", file.display()), "loaded 7 messages");
     let talk: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
     let said = |index: usize| talk["messages"][index]["content"].as_str().unwrap();
     assert_eq!(
@@ -164,7 +164,7 @@ fn a_chat_has_commands_and_entries_of_several_lines() {
 }
 
 #[test]
-fn a_long_prompt_says_how_far_it_is() {
+fn a_long_prompt_shows_its_progress() {
     let mut terminal = Terminal::chat(
         "chat demo --max-tokens 4 --ignore-eos --max-num-seqs 2 --max-num-batched-tokens 16 --kernels reference",
     );
@@ -212,7 +212,7 @@ fn answers_break_between_words() {
 
 #[test]
 fn reasoning_is_dimmed() {
-    let template = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tok/chat/glm.jinja");
+    let template = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tok/chat/glm.jinja");
     let words = format!("chat demo --temperature 0 --max-tokens 8 --ignore-eos --chat-template {template}");
     for (words, is_dimmed) in [(words.clone(), true), (format!("{words} --no-thinking"), false)] {
         let mut terminal = Terminal::chat(&words);
@@ -275,7 +275,7 @@ fn generate_without_a_prompt_is_wrong_usage() {
     }
 }
 
-/// Answers every request with a page of metrics, `num_pages` times; then nobody listens any more.
+/// Answers every request with a page of metrics, `num_pages` times; then it stops listening.
 fn serve_metrics(num_pages: u32) -> std::net::SocketAddr {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

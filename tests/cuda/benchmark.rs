@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tinyvllm::ops::gpu::{CudaGpu, Gpu};
 use tinyvllm::ops::{
     AttentionMetadata, Buffer, Context, DeviceSampler, EXPANDED_GROUP, Linear, LinearScratch, Matrix,
-    RmsNorm, RowForm, SampleParams, Vector, linear_residual, norm_linear,
+    RmsNorm, RowMode, SampleParams, Vector, linear_residual, norm_linear,
 };
 use tinyvllm::weights::DType;
 use tinyvllm::{Error, Result};
@@ -39,11 +39,11 @@ pub(super) fn run(gpu: &Arc<CudaGpu>, report: &mut dyn FnMut(String)) -> Result<
     report(format!("{:44} {:12} {:7.0} GB/s", format!("{}: copy", gpu.name()), "", copy_bandwidth / 1e9));
     let mut bench = Bench { gpu, context, copy_bandwidth, report, shares: Vec::new() };
     for dtype in [DType::Q4_0, DType::F16, DType::Q8_0, DType::Q4K, DType::Q6K] {
-        bench.products(dtype, 14336, 4096, &[1, 2, 4, 8, 16])?;
-        bench.products(dtype, 4096, 14336, &[1])?;
+        bench.matmuls(dtype, 14336, 4096, &[1, 2, 4, 8, 16])?;
+        bench.matmuls(dtype, 4096, 14336, &[1])?;
     }
     for dtype in [DType::Q4_0, DType::BF16] {
-        bench.products(dtype, 4096, 4096, &[256, 512, 4096])?;
+        bench.matmuls(dtype, 4096, 4096, &[256, 512, 4096])?;
     }
     bench.attention()?;
     bench.prompts()?;
@@ -79,8 +79,8 @@ impl Bench<'_> {
         share
     }
 
-    /// Products of `rows` × `cols` with each number of columns of activations.
-    fn products(&mut self, dtype: DType, rows: usize, cols: usize, columns: &[usize]) -> Result<()> {
+    /// Matmuls of `rows` × `cols` with each number of columns of activations.
+    fn matmuls(&mut self, dtype: DType, rows: usize, cols: usize, columns: &[usize]) -> Result<()> {
         let len = dtype.row_bytes(cols)? * rows;
         let num_matrices = MIN_BYTES.div_ceil(len).max(8);
         let linears: Vec<Linear> = (0..num_matrices)
@@ -148,7 +148,7 @@ impl Bench<'_> {
     }
 }
 
-/// A step that computes the tokens from `first` to `end` of some of so many sequences, whose blocks are interleaved.
+/// A step that computes the tokens from `first` to `end` of some of this many sequences, whose blocks are interleaved.
 fn step(sequences: &[usize], num_sequences: usize, first: usize, end: usize) -> AttentionMetadata {
     let mut metadata = AttentionMetadata { block_size: BLOCK_SIZE, ..Default::default() };
     metadata.clear();
@@ -156,9 +156,9 @@ fn step(sequences: &[usize], num_sequences: usize, first: usize, end: usize) -> 
         let block = |index: usize| index * num_sequences + sequence;
         let slots = (first..end).map(|at| block(at / BLOCK_SIZE) * BLOCK_SIZE + at % BLOCK_SIZE);
         metadata.slot_mapping.extend(slots);
-        // Over latent rows, long pieces are of prompts.
+        // Over latent rows, long chunks are of prompts.
         let num_expanded = if end - first >= EXPANDED_GROUP { end } else { 0 };
-        metadata.push(first..end, num_expanded, RowForm::of(end - first), |index| block(index) as u32);
+        metadata.push(first..end, num_expanded, RowMode::of(end - first), |index| block(index) as u32);
     }
     metadata
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tinyvllm::config::ModelConfig;
 use tinyvllm::models::{self, CausalLm, InputBatch, LoadOptions};
-use tinyvllm::ops::{Context, KvCache, KvCacheDType, RowForm};
+use tinyvllm::ops::{Context, KvCache, KvCacheDType, RowMode};
 use tinyvllm::weights::Checkpoint;
 
 /// Longest sequence.
@@ -37,16 +37,16 @@ impl Drafted {
     }
 
     /// The bits of the logits of these positions; of a prompt those of the last one.
-    pub(crate) fn step(&mut self, tokens: &[u32], positions: Range<usize>, form: RowForm) -> Vec<Vec<u32>> {
+    pub(crate) fn step(&mut self, tokens: &[u32], positions: Range<usize>, mode: RowMode) -> Vec<Vec<u32>> {
         let mut batch = InputBatch::default();
         batch.clear();
         batch.attention.block_size = 16;
         batch.token_ids.extend_from_slice(&tokens[positions.clone()]);
         batch.positions.extend(positions.start as u32..positions.end as u32);
         batch.attention.slot_mapping.extend(positions.clone());
-        let num_outputs = if form == RowForm::Decode { positions.len() } else { 1 };
+        let num_outputs = if mode == RowMode::Decode { positions.len() } else { 1 };
         batch.logits_indices.extend(positions.len() - num_outputs..positions.len());
-        batch.attention.push(positions, 0, form, |index| index as u32);
+        batch.attention.push(positions, 0, mode, |index| index as u32);
         let vocab_size = self.model.config().vocab_size;
         let logits = self.model.forward(&batch, &mut self.cache).unwrap();
         let bits = |row: &[f32]| row.iter().map(|value| value.to_bits()).collect();

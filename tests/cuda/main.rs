@@ -1,5 +1,5 @@
 //! NVIDIA GPUs: what the program says where something is missing, which every machine can test, and what a GPU computes,
-//! for whoever has one.
+//! for users that have one.
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "in tests a failure to prepare is a failure")]
 

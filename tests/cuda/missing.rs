@@ -186,7 +186,7 @@ fn a_gpu_that_fails() {
     assert!(outcome.stderr.contains("Fake GPU"), "{}", outcome.stderr);
 }
 
-/// Nothing is missing: the steps of an answer, whose lists lie at two places in turn, are queued as a graph for each, of which
+/// Nothing is missing: the steps of an answer, whose batch metadata alternate between two slots, are queued as a graph for each, of which
 /// the arguments of a few kernels are replaced.
 #[test]
 fn steps_that_come_again_are_queued_by_one_call() {
@@ -204,7 +204,7 @@ fn steps_that_come_again_are_queued_by_one_call() {
     assert_eq!(num_graphs, 2);
     assert!((50..60).contains(&num_replays), "{num_replays} graphs were queued");
     assert!(num_replaced >= num_replays && num_replaced <= 4 * num_replays, "{num_replaced} were replaced");
-    assert!(num_launches < 12 * num_nodes, "{num_launches} launches beside graphs of {num_nodes}");
+    assert!(num_launches < 12 * num_nodes, "{num_launches} launches in addition to graphs of {num_nodes}");
     // Drivers that do not know of kernels that overlap within a graph have none.
     let Some([more_launches, .., no_replays, _]) = counts(&["VERSION=12020"], 60) else { return };
     assert!(no_replays == 0 && more_launches > 40 * num_nodes, "{more_launches} launches");

@@ -3,13 +3,13 @@
 
 use std::env;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tinyvllm::ErrorKind;
 use tinyvllm::ops::gpu::{CudaGpu, Gpu};
-use tinyvllm::ops::{Context, KvCacheDType, RowForm};
+use tinyvllm::ops::{Context, KvCacheDType, RowMode};
 use tinyvllm::self_test::{self, Check, Effort, Family};
 
 use super::drafted::Drafted;
@@ -92,7 +92,7 @@ fn check_ops(effort: Effort) {
 
 /// Those of the checkout in which the program was built or, on another machine, of the current folder.
 fn fixtures() -> PathBuf {
-    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let built = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures"));
     let fixtures = if built.is_dir() { built } else { PathBuf::from("tests/fixtures") };
     assert!(fixtures.is_dir(), "{} is not there", fixtures.display());
     fixtures
@@ -124,7 +124,7 @@ fn same_tokens_however_they_are_scheduled() {
     schedules::same_tokens_however_they_are_scheduled(&gpu);
 }
 
-/// Tokens behind the last one of a sequence, in one row, have the bits that each has in a step of its own: with one token, with
+/// Tokens after the last one of a sequence, in one row, have the bits that each has in a step of its own: with one token, with
 /// a few, and in contexts that are cut and not.
 #[test]
 fn drafted_tokens_have_the_bits_of_single_ones() {
@@ -164,14 +164,14 @@ fn drafted_tokens_have_the_bits_of_single_ones() {
             }
             let tokens: Vec<u32> =
                 (0..len + num_drafted + 1).map(|at| (at * at * 7 + at * 13) as u32 % 200 + 3).collect();
-            drafted.step(&tokens, 0..len, RowForm::Prefill);
+            drafted.step(&tokens, 0..len, RowMode::Prefill);
             let alone: Vec<Vec<u32>> = (len..len + num_drafted + 1)
-                .map(|at| drafted.step(&tokens, at..at + 1, RowForm::Decode).remove(0))
+                .map(|at| drafted.step(&tokens, at..at + 1, RowMode::Decode).remove(0))
                 .collect();
             // Keys and values of other tokens, so that one that is read before it is written has other bits.
             let spoilt: Vec<u32> = tokens.iter().map(|token| token + 1).collect();
-            drafted.step(&spoilt, len..len + num_drafted + 1, RowForm::Decode);
-            let together = drafted.step(&tokens, len..len + num_drafted + 1, RowForm::Decode);
+            drafted.step(&spoilt, len..len + num_drafted + 1, RowMode::Decode);
+            let together = drafted.step(&tokens, len..len + num_drafted + 1, RowMode::Decode);
             let differing: Vec<usize> = (0..=num_drafted).filter(|at| alone[*at] != together[*at]).collect();
             if !differing.is_empty() {
                 failures.push(format!(

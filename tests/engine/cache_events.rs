@@ -1,4 +1,4 @@
-//! Whoever follows the record of the prefix cache knows what will be found there.
+//! A subscriber of the prefix cache's events can predict its hits.
 
 use std::collections::HashMap;
 use std::sync::mpsc;
@@ -82,9 +82,9 @@ proptest! {
             let num_before = mirror.blocks.len();
             mirror.apply(core.take_cache_events());
             if is_private {
-                prop_assert!(mirror.blocks.len() <= num_before, "a private block was told of");
+                prop_assert!(mirror.blocks.len() <= num_before, "a private block was reported");
             } else {
-                // Each of its sequences says so.
+                // Each of its sequences reports it.
                 prop_assert_eq!(found, n * foretold);
             }
         }
@@ -92,7 +92,7 @@ proptest! {
 }
 
 #[test]
-fn nothing_is_recorded_unless_somebody_wants_to_know() {
+fn nothing_is_recorded_without_a_subscriber() {
     let mut core = core(&small_config());
     core.submit(Request::new((1..20).collect(), SamplingParams::default())).unwrap();
     run_to_end(&mut core);
@@ -100,7 +100,7 @@ fn nothing_is_recorded_unless_somebody_wants_to_know() {
 }
 
 #[test]
-fn an_engine_on_its_thread_tells_after_each_step() {
+fn an_engine_on_its_thread_reports_after_each_step() {
     let engine = Engine::start(core(&small_config())).unwrap();
     let (sender, events) = mpsc::channel();
     engine.watch_cache(Box::new(move |batch| sender.send(batch).unwrap())).unwrap();
@@ -117,7 +117,7 @@ fn an_engine_on_its_thread_tells_after_each_step() {
     assert_eq!((mirror.blocks.len(), mirror.num_found(&prompt)), (3, 12));
 }
 
-/// Says that an answer came.
+/// Records the arrival of an answer.
 struct Answers(mpsc::Sender<&'static str>);
 
 impl EventSink for Answers {
@@ -130,9 +130,9 @@ impl EventSink for Answers {
     }
 }
 
-/// So whoever has an answer and asks what is cached finds it.
+/// So a client that has an answer finds it in the cache.
 #[test]
-fn what_a_step_cached_is_told_before_what_it_answered() {
+fn cache_events_of_a_step_come_before_its_answers() {
     let engine = Engine::start(core(&small_config())).unwrap();
     let (sender, heard) = mpsc::channel();
     let batches = sender.clone();

@@ -1,4 +1,4 @@
-//! Speculation: whatever is drafted, and however well, the tokens and their log-probabilities are those of plain decoding.
+//! Speculation: for all drafts, good or bad, the tokens and their log-probabilities are those of plain decoding.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -6,14 +6,14 @@ use tinyvllm::config::EngineConfig;
 use tinyvllm::config::{SpeculativeConfig, SpeculativeMethod};
 use tinyvllm::engine::{EngineCore, Event, Request};
 use tinyvllm::runner::Runner;
-use tinyvllm::sampling::{Sampler, SamplerInput, SamplingParams, TokenLogprobs};
+use tinyvllm::sampling::{Sampler, SamplerInput, SamplingParams, TokenLogprobs, TokenMask};
 use tinyvllm::speculation::{Draft, DraftSource, DraftedSequence, Drafter};
 
 use super::fake_runner::{EOS, FakeRunner, VOCAB_SIZE, logits, reference};
 use super::{limits, run_to_end, small_config};
 
-/// Drafts what greedy decoding would give, and in so many of a hundred places something else. It is sure of all of it, so
-/// all of it is tried.
+/// Drafts the greedy tokens, with wrong ones at this many of a hundred positions. Its confidence is full, so all drafts
+/// are verified.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Guesses {
     pub(crate) percent_right: u64,
@@ -29,7 +29,7 @@ impl DraftSource for Guesses {
 struct Guess {
     guesses: Guesses,
     tokens: Vec<u32>,
-    /// Tokens drafted, until it is told what came of them.
+    /// Tokens drafted, until their outcome is reported.
     learned: Option<usize>,
 }
 
@@ -88,7 +88,7 @@ fn drafting(num_speculative_tokens: usize) -> EngineConfig {
     }
 }
 
-/// What the sampler says of each token, without any engine.
+/// The sampler's result for each token, without an engine.
 pub(crate) fn logprobs(prompt: &[u32], output: &[u32], num_top: usize) -> Vec<TokenLogprobs> {
     let mut sampler = Sampler::default();
     let before = |index: usize| [prompt, &output[..index]].concat();
@@ -121,7 +121,7 @@ fn right_drafts_save_steps_and_wrong_ones_cost_none() {
 
 #[test]
 fn an_answer_that_repeats_its_prompt_is_drafted_from_it() {
-    // Whatever this model says, it says again when it comes to the same context: a loop, as its context is what it reads.
+    // This model repeats itself in the same context: its output loops, as its context is its input.
     let config = drafting(4);
     let mut core = core(&config, None);
     let params = SamplingParams {
@@ -143,9 +143,9 @@ fn a_runner_whose_bits_depend_on_the_batch_gets_no_drafts_beyond_it() {
         fn execute(
             &mut self,
             step: &tinyvllm::runner::Step<'_>,
-        ) -> tinyvllm::Result<Vec<tinyvllm::runner::RowOutput>> {
-            let num_tokens: usize = step.rows.iter().map(|row| row.len).sum();
-            let has_drafts = step.rows.iter().any(|row| row.draft.num_tokens > 0);
+        ) -> tinyvllm::Result<Vec<tinyvllm::runner::SequenceOutput>> {
+            let num_tokens: usize = step.sequences.iter().map(|scheduled| scheduled.len).sum();
+            let has_drafts = step.sequences.iter().any(|scheduled| scheduled.draft.num_tokens > 0);
             assert!(!has_drafts || num_tokens <= self.1, "{num_tokens} tokens");
             self.0.execute(step)
         }
@@ -209,7 +209,8 @@ fn nothing_comes_after_an_end_token_in_a_draft() {
     }
 }
 
-/// A prediction is a draft whatever else is: as far as it is right, steps are saved, and where it is wrong, nothing is lost.
+/// A prediction is a draft, independent of other drafters: where it is right, it saves steps, and where it is wrong, it
+/// costs nothing.
 #[test]
 fn a_prediction_is_tried() {
     let params =
@@ -240,9 +241,9 @@ fn a_prediction_is_tried() {
     }
 }
 
-/// Beside rows of other clients a draft makes a step little longer, however sure it is.
+/// Alongside rows of other clients a draft makes a step little longer, however sure it is.
 #[test]
-fn a_draft_holds_nobody_up() {
+fn a_draft_delays_no_other_client() {
     let most_tokens = |clients: [u64; 3]| {
         let (steps, seen) = std::sync::mpsc::channel();
         let config = drafting(8);
@@ -258,29 +259,29 @@ fn a_draft_holds_nobody_up() {
         drop(core);
         seen.iter().filter(|rows| *rows == (3, true)).count()
     };
-    // A step costs 64 rows of its own here, so a quarter is 16, and 8 tokens of two of the three.
+    // The fixed cost of a step is 64 rows here, so a quarter is 16, and 8 tokens of two of the three.
     assert!(most_tokens([0, 0, 0]) > 0);
     assert_eq!(most_tokens([0, 1, 2]), 0);
 }
 
-/// Tells of each step how many rows it has, and whether they have more than sixteen drafted tokens.
+/// Reports the rows of each step, and whether they have more than sixteen drafted tokens.
 struct Watched(FakeRunner, std::sync::mpsc::Sender<(usize, bool)>);
 
 impl Runner for Watched {
     fn execute(
         &mut self,
         step: &tinyvllm::runner::Step<'_>,
-    ) -> tinyvllm::Result<Vec<tinyvllm::runner::RowOutput>> {
-        let num_drafted: usize = step.rows.iter().map(|row| row.draft.num_tokens).sum();
+    ) -> tinyvllm::Result<Vec<tinyvllm::runner::SequenceOutput>> {
+        let num_drafted: usize = step.sequences.iter().map(|scheduled| scheduled.draft.num_tokens).sum();
         // The test may have ended.
-        let _ = self.1.send((step.rows.len(), num_drafted > 16));
+        let _ = self.1.send((step.sequences.len(), num_drafted > 16));
         self.0.execute(step)
     }
 }
 
 /// Draws that are not drafted tokens have inputs of their own.
 #[test]
-fn the_input_behind_a_drafted_token_is_that_of_plain_decoding() {
+fn the_input_after_a_drafted_token_is_that_of_plain_decoding() {
     let params = SamplingParams::default();
     let token_ids = [7, 8, 9, 10, 11, 12];
     let input = SamplerInput {
@@ -292,7 +293,7 @@ fn the_input_behind_a_drafted_token_is_that_of_plain_decoding() {
         end_token_ids: &[],
         allowed: None,
     };
-    let row = tinyvllm::runner::StepRow {
+    let scheduled = tinyvllm::runner::ScheduledSequence {
         seq: tinyvllm::scheduler::SeqId(0),
         token_ids: &token_ids,
         start: 3,
@@ -305,9 +306,50 @@ fn the_input_behind_a_drafted_token_is_that_of_plain_decoding() {
         all_logits: false,
         prompt_logprobs: None,
     };
-    assert_eq!((row.num_draws(), row.num_logits()), (3, 3));
-    assert_eq!([0, 1, 2].map(|index| row.drafted(index)), [Some(11), Some(12), None]);
+    assert_eq!((scheduled.num_draws(), scheduled.num_logits()), (3, 3));
+    assert_eq!([0, 1, 2].map(|index| scheduled.drafted(index)), [Some(11), Some(12), None]);
     for (index, output) in [&token_ids[2..4], &token_ids[2..5], &token_ids[2..6]].into_iter().enumerate() {
-        assert_eq!(row.input(index).output_token_ids, output);
+        assert_eq!(scheduled.input(index).output_token_ids, output);
     }
+}
+
+#[test]
+fn tokens_that_a_constraint_forces_need_no_logits() {
+    let masks: Vec<TokenMask> =
+        [vec![11], vec![12], vec![3, 4]].into_iter().map(|ids: Vec<u32>| ids.into_iter().collect()).collect();
+    let token_ids = [7, 8, 9, 10, 11, 12];
+    let rows = |params: &SamplingParams, first: &TokenMask, all_logits: bool| -> Vec<usize> {
+        let input = SamplerInput {
+            params,
+            seed: 3,
+            stream: 1,
+            prompt_token_ids: &token_ids[..2],
+            output_token_ids: &token_ids[2..4],
+            end_token_ids: &[],
+            allowed: Some(first),
+        };
+        let scheduled = tinyvllm::runner::ScheduledSequence {
+            seq: tinyvllm::scheduler::SeqId(0),
+            token_ids: &token_ids,
+            start: 3,
+            len: 3,
+            draft: tinyvllm::runner::StepDraft { num_tokens: 2, allowed: &masks[1..] },
+            num_grouped_tokens: 0,
+            block_table: &[],
+            copy: None,
+            samples: vec![input],
+            all_logits,
+            prompt_logprobs: None,
+        };
+        assert_eq!(scheduled.num_draws(), 3);
+        assert_eq!(scheduled.num_logits(), scheduled.rows_with_logits().count());
+        scheduled.rows_with_logits().collect()
+    };
+    let plain = SamplingParams::default();
+    assert_eq!(rows(&plain, &masks[0], false), [2]);
+    assert_eq!(rows(&plain, &masks[2], false), [0, 2]);
+    assert_eq!(rows(&plain, &masks[0], true), [0, 1, 2]);
+    // A log-probability is one of all tokens.
+    let with_logprobs = SamplingParams { logprobs: Some(0), ..plain };
+    assert_eq!(rows(&with_logprobs, &masks[0], false), [0, 1, 2]);
 }

@@ -1,4 +1,4 @@
-//! What one client gets beside others: a bound on its wait, its share, and no credit.
+//! A client's service under the load of others: a bound on its wait, its fair share, and no credit.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use tinyvllm::sampling::SamplingParams;
 use super::fake_runner::reference;
 use super::{core, run_to_end, small_config};
 
-/// What a generated token costs, in prompt tokens.
+/// The cost of a generated token, in prompt tokens.
 const OUTPUT_COST: usize = 2;
 
 /// A client that sends a request as soon as one ends.
@@ -21,7 +21,7 @@ struct Flood {
     num_prompt_tokens: usize,
     num_output_tokens: usize,
     n: usize,
-    /// Each request has a name of its own; the names share the part of the client.
+    /// Each request has its own name; the names have the account of one client.
     has_names: bool,
 }
 
@@ -41,7 +41,7 @@ struct Load {
     core: EngineCore,
     floods: Vec<Flood>,
     owners: HashMap<RequestId, (usize, usize)>,
-    /// What each client was served, in prompt tokens.
+    /// The service of each client, in prompt tokens.
     served: Vec<usize>,
     num_sent: u32,
 }
@@ -52,7 +52,7 @@ impl Load {
         Self { core: core(config), floods, owners: HashMap::new(), served, num_sent: 0 }
     }
 
-    /// A prompt that nobody sent before.
+    /// A prompt that was not sent before.
     fn prompt(&mut self, len: usize) -> Vec<u32> {
         self.num_sent += 1;
         (0..len as u32).map(|i| (self.num_sent >> (i % 16 * 2)) % 4 * 5 + i % 5 + 1).collect()
@@ -94,7 +94,7 @@ impl Load {
         events
     }
 
-    /// Sends a request and runs until it has ended; returns what others were served meanwhile.
+    /// Sends a request and runs until it has ended; returns the others' service meanwhile.
     fn wait_for(&mut self, request: Request) -> usize {
         let before: usize = self.served.iter().sum();
         let id = self.core.submit(request).unwrap();
@@ -143,10 +143,10 @@ fn config() -> impl Strategy<Value = EngineConfig> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// However many requests others send, of whatever shape, there is a bound on what they are served while
-    /// somebody waits: what runs may come to its end, and others may be a window ahead.
+    /// For any number and shape of other requests, their service while a client waits is bounded: running ones may
+    /// finish, and others may be ahead by a window.
     #[test]
-    fn nobody_starves(
+    fn no_client_starves(
         config in config(),
         floods in proptest::collection::vec(flood(), 1..5),
         num_steps_before in 0_usize..80,
@@ -163,8 +163,8 @@ proptest! {
         let longest = OUTPUT_COST * config.max_model_len;
         let window = longest + config.max_num_batched_tokens;
         let own = num_prompt_tokens + OUTPUT_COST * n * num_output_tokens;
-        // Rows that generate come first: a prompt gets its part of what they leave of a step, once, and once more
-        // if it has to be computed again.
+        // Decoding rows come first: a prompt gets its fair share of the rest of a step, once, and once more if it has
+        // to be computed again.
         let left = config.max_num_batched_tokens - config.max_num_seqs + 1;
         let num_steps = 2 * num_prompt_tokens.div_ceil(left.div_ceil(num_others + 1));
         // Weights are up to 3 to 1.
@@ -179,7 +179,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
-    /// Clients that always want more are served by their weights.
+    /// Clients that always need more are served by their weights.
     #[test]
     fn service_follows_weights(
         config in config(),
@@ -199,7 +199,7 @@ proptest! {
             let gap = (load.served[0] * weight as usize).abs_diff(load.served[1]);
             worst = worst.max(gap);
         }
-        // Counted when a prompt is complete, so that what is under way is missing: twice a sequence per seat.
+        // Counted when a prompt is complete, so prompts in progress are missing: twice a sequence per permit.
         let one = shape.num_prompt_tokens + OUTPUT_COST * shape.num_output_tokens;
         let window = OUTPUT_COST * config.max_model_len + config.max_num_batched_tokens;
         let bound = (weight as usize + 1) * (one * config.max_num_seqs + window);
@@ -222,12 +222,12 @@ fn twice_the_weight_is_twice_the_service() {
         let mut load = Load::new(&config, vec![shape.clone(), Flood { weight: 2, ..shape.clone() }]);
         (0..3_000).for_each(|_| drop(load.step()));
         let ratio = load.served[1] as f64 / load.served[0] as f64;
-        assert!((1.9..2.1).contains(&ratio), "{max_num_seqs} seats: {ratio}, {:?}", load.served);
+        assert!((1.9..2.1).contains(&ratio), "{max_num_seqs} permits: {ratio}, {:?}", load.served);
     }
 }
 
 #[test]
-fn who_comes_back_has_no_credit() {
+fn a_returning_client_has_no_credit() {
     let shape = Flood {
         weight: 1,
         num_unfinished: 12,
@@ -249,7 +249,7 @@ fn who_comes_back_has_no_credit() {
 }
 
 #[test]
-fn a_seat_is_taken_from_who_has_too_many() {
+fn a_permit_is_taken_from_a_client_above_its_share() {
     let config = EngineConfig { num_blocks: 100, ..small_config() };
     let mut core = core(&config);
     let prompts: Vec<Vec<u32>> = (1..=4).map(|i| vec![i; 6]).collect();
@@ -261,13 +261,13 @@ fn a_seat_is_taken_from_who_has_too_many() {
     let late: Vec<RequestId> =
         (5..=7).map(|i| core.submit(request(2, 1, vec![i; 6], 40, 1)).unwrap()).collect();
     (0..3).for_each(|_| early.extend(core.step()));
-    // Two of four seats, and no more.
+    // Two of four permits, and no more.
     assert_eq!((core.stats().num_running, core.stats().scheduler.num_preemptions), (4, 2));
     let begun = |id: &RequestId| early.iter().any(|(found, _)| found == id);
     assert_eq!(late.iter().map(begun).collect::<Vec<_>>(), [true, true, false]);
     let params = request(1, 1, vec![1], 40, 1).params;
     let mut collected = run_to_end(&mut core);
-    assert_eq!(core.stats().scheduler.num_preemptions, 2, "nobody takes back what it gave");
+    assert_eq!(core.stats().scheduler.num_preemptions, 2, "no client takes back what it gave");
     for (id, prompt) in flood.iter().zip(&prompts) {
         let mut tokens: Vec<u32> = Vec::new();
         for (_, event) in early.iter().filter(|(found, _)| found == id) {
@@ -280,10 +280,10 @@ fn a_seat_is_taken_from_who_has_too_many() {
     }
 }
 
-/// Found by `nobody_starves`: a sequence that is preempted again and again had to wait for its turn each time as if it had
-/// just come, and others were served 2,284 meanwhile.
+/// Found by `no_client_starves`: a sequence that was preempted repeatedly waited for its turn each time as if it were
+/// new, and others were served 2,284 meanwhile.
 #[test]
-fn who_is_preempted_keeps_its_claim() {
+fn a_preempted_client_keeps_its_claim() {
     let config = EngineConfig {
         max_num_seqs: 3,
         max_num_batched_tokens: 15,
@@ -310,8 +310,8 @@ fn who_is_preempted_keeps_its_claim() {
 }
 
 #[test]
-fn blocks_are_taken_from_who_has_too_many() {
-    // 32 blocks: three sequences of the first client fill them, and seats are free.
+fn blocks_are_taken_from_a_client_above_its_share() {
+    // 32 blocks: three sequences of the first client fill them, and permits are free.
     let config = EngineConfig { max_num_seqs: 16, max_num_batched_tokens: 64, ..small_config() };
     let mut core = core(&config);
     for i in 1..=3 {
@@ -329,9 +329,9 @@ fn blocks_are_taken_from_who_has_too_many() {
     run_to_end(&mut core);
 }
 
-/// One client is ahead of the other all the time, and each has its share of the seats.
+/// One client is ahead of the other all the time, and each has its share of the permits.
 #[test]
-fn seats_do_not_go_to_and_fro() {
+fn permits_do_not_move_back_and_forth() {
     let config = EngineConfig { num_blocks: 200, max_num_batched_tokens: 64, ..small_config() };
     let flood = |num_prompt_tokens, num_output_tokens| Flood {
         weight: 1,
@@ -350,7 +350,7 @@ fn seats_do_not_go_to_and_fro() {
 #[test]
 fn a_step_is_divided_between_prompts() {
     let mut core = core(&small_config());
-    // Of sixteen tokens each has eight, whoever came first.
+    // Of sixteen tokens each has eight, regardless of the order of arrival.
     let long = core.submit(request(1, 1, vec![3; 40], 2, 1)).unwrap();
     let short = core.submit(request(2, 1, vec![4; 8], 1, 1)).unwrap();
     core.step();
@@ -389,9 +389,9 @@ fn an_answer_that_begins_has_steps_of_its_own() {
     let mut load = Load::new(&config, vec![floods(31)]);
     (0..10).for_each(|_| drop(load.step()));
     let served = load.wait_for(request(9, 1, vec![2; 5], 10, 1));
-    // Two steps with everybody, instead of eleven.
+    // Two steps with all clients, instead of eleven.
     assert!(served <= 2 * 31 * OUTPUT_COST, "{served}");
-    // Somebody who always begins: the others still have the most part of what they had.
+    // A client that keeps starting new requests: the others still keep most of their service.
     let before = load.served[0];
     let num_steps_before = load.core.stats().num_steps;
     for _ in 0..40 {
@@ -399,8 +399,8 @@ fn an_answer_that_begins_has_steps_of_its_own() {
     }
     let num_steps = (load.core.stats().num_steps - num_steps_before) as usize;
     let rows = (load.served[0] - before) / OUTPUT_COST / 31;
-    assert!(rows * 15 > num_steps, "{rows} steps of {num_steps} were with everybody");
-    // After its beginning a long answer has fewer steps of its own.
+    assert!(rows * 15 > num_steps, "{rows} steps of {num_steps} had all clients");
+    // After its start, a long answer has fewer steps of its own.
     let before = load.served[0];
     load.wait_for(request(9, 1, vec![2; 5], 58, 1));
     let rows = (load.served[0] - before) / OUTPUT_COST / 31;
@@ -427,7 +427,7 @@ fn priority_counts_within_a_client() {
     assert_eq!(order, [first, other, urgent, ordinary]);
 }
 
-/// One key sends under a name for each request: together they are one client that wants much.
+/// One key sends under a name for each request: together they are one client with much demand.
 #[test]
 fn names_of_a_key_are_left_out_together() {
     let config = EngineConfig {
@@ -454,14 +454,14 @@ fn names_of_a_key_are_left_out_together() {
         }
         num_tokens
     };
-    // Beside one key there are steps of its own; beside thirty that want as little as this one there are none.
+    // With one other key it has steps of its own; with thirty of equally low demand it has none.
     assert!(num_steps(true) <= 8 * 30, "{}", num_steps(true));
     assert_eq!(num_steps(false), 20 * 30);
 }
 
-/// Each of its names has one seat, and the key has all of them.
+/// Each of its names has one permit, and the key has all of them.
 #[test]
-fn a_seat_is_taken_from_a_key_with_many_names() {
+fn a_permit_is_taken_from_a_key_with_many_names() {
     const KEY: u64 = 1_000;
     let config = EngineConfig { num_blocks: 200, ..small_config() };
     let mut core = core(&config);
@@ -483,4 +483,25 @@ fn a_seat_is_taken_from_a_key_with_many_names() {
     }
     assert!(num_steps <= 8, "{num_steps} steps");
     run_to_end(&mut core);
+}
+
+/// Here each of the clients that wait lets another one pass: the request for all permits a preempted fork of the second flood,
+/// that one another name of its key, the name the first flood, and that one the request, which lags by a window.
+#[test]
+fn clients_do_not_wait_for_each_other_in_a_circle() {
+    let flood = |num_unfinished, num_output_tokens, n, has_names| Flood {
+        weight: 2,
+        num_unfinished,
+        num_prompt_tokens: 1,
+        num_output_tokens,
+        n,
+        has_names,
+    };
+    let config =
+        EngineConfig { max_num_seqs: 3, max_num_batched_tokens: 3, num_blocks: 30, ..small_config() };
+    let mut load = Load::new(&config, vec![flood(1, 1, 1, false), flood(2, 23, 3, true)]);
+    load.step();
+    let prompt = load.prompt(1);
+    let served = load.wait_for(request(99, 1, prompt, 1, 3));
+    assert!(served <= 2_000, "{served}");
 }

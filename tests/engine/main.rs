@@ -14,7 +14,7 @@ mod rule;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 use fake_runner::{EOS, FakeRunner, VOCAB_SIZE, logits, reference};
 use proptest::prelude::*;
@@ -25,7 +25,7 @@ use tinyvllm::engine::{
     ClientId, Engine, EngineCore, Event, EventSink, FinishReason, ModelLimits, PromptProgress, Request,
     RequestId, Weight,
 };
-use tinyvllm::runner::{RowOutput, Runner, Step};
+use tinyvllm::runner::{Runner, SequenceOutput, Step};
 use tinyvllm::sampling::{RankedLogprobs, SamplingParams};
 use tinyvllm::scheduler::PrefixMiss;
 use tinyvllm::{Error, ErrorKind, Result};
@@ -54,7 +54,7 @@ fn small_config() -> EngineConfig {
     }
 }
 
-/// What came out of a request, by index of the sequence.
+/// The results of a request, by index of the sequence.
 #[derive(Debug, Default, Clone)]
 struct Collected {
     tokens: HashMap<usize, Vec<u32>>,
@@ -189,8 +189,8 @@ fn config() -> impl Strategy<Value = EngineConfig> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// The first promise: the same tokens under any interleaving, chunking, preemption, prefix hit,
-    /// step count, draft, and whatever others do, abort included; with and without a constraint.
+    /// The first guarantee: the same tokens for any interleaving, chunking, preemption, prefix hit, step count, draft,
+    /// and behaviour of other requests, including abort; with and without a constraint.
     #[test]
     fn tokens_do_not_depend_on_scheduling(
         config in config(),
@@ -201,7 +201,7 @@ proptest! {
     }
 }
 
-/// Checks that these requests get what they would get alone.
+/// Checks that these requests get the same results as alone.
 fn check_tokens(mut core: EngineCore, arrivals: &[Arrival]) -> Result<(), TestCaseError> {
     let mut collected: HashMap<RequestId, Collected> = HashMap::new();
     let mut ids: HashMap<RequestId, (usize, bool)> = HashMap::new();
@@ -379,7 +379,7 @@ fn a_dead_end_ends_its_sequence_and_no_other() {
             let (reason, error) = &collected[id].finished[&(stream as usize)];
             assert_eq!((&collected[id].tokens[&(stream as usize)], *reason), (&wanted, end), "{rule:?}");
             if let Some(error) = error {
-                assert!(error.contains("allows no token here"), "{error}");
+                assert!(error.contains("neither a token nor the end"), "{error}");
                 num_errors += 1;
             }
         }
@@ -391,10 +391,10 @@ fn a_dead_end_ends_its_sequence_and_no_other() {
 struct Broken(FakeRunner);
 
 impl Runner for Broken {
-    fn execute(&mut self, step: &Step<'_>) -> Result<Vec<RowOutput>> {
+    fn execute(&mut self, step: &Step<'_>) -> Result<Vec<SequenceOutput>> {
         let mut outputs = self.0.execute(step)?;
-        for (row, output) in step.rows.iter().zip(&mut outputs) {
-            if row.token_ids[0] == 9 {
+        for (scheduled, output) in step.sequences.iter().zip(&mut outputs) {
+            if scheduled.token_ids[0] == 9 {
                 output.samples.iter_mut().for_each(|samples| *samples = vec![None]);
             }
         }
@@ -444,7 +444,7 @@ fn bad_requests_are_refused_with_value_and_limit() {
 }
 
 #[test]
-fn who_is_too_long_hears_what_would_help() {
+fn a_long_prompt_gets_a_hint() {
     // The model was trained for 1,000 tokens.
     let check = |num_tokens: usize, max_model_len: usize, num_blocks: usize, words: &str| {
         let config = EngineConfig { max_model_len, num_blocks, block_size: 16, ..small_config() };
@@ -456,10 +456,10 @@ fn who_is_too_long_hears_what_would_help() {
     };
     check(64, 64, 100, "a larger --max-model-len would hold it");
     check(999, 64, 100, "a larger --max-model-len would hold it");
-    check(1_000, 64, 100, "trained for no more; shorten the prompt");
-    check(1_000, 1_000, 100, "trained for no more; shorten the prompt");
+    check(1_000, 64, 100, "model was trained for; shorten the prompt");
+    check(1_000, 1_000, 100, "model was trained for; shorten the prompt");
     check(160, 160, 10, "raise --kv-cache-memory-bytes");
-    check(2_000, 160, 10, "trained for no more; shorten the prompt");
+    check(2_000, 160, 10, "model was trained for; shorten the prompt");
 }
 
 #[test]
@@ -523,7 +523,7 @@ fn streams_give_the_same_as_steps_and_survive_dropped_readers() {
     assert_eq!((stats.num_running, stats.num_waiting), (0, 0));
 }
 
-/// Runs as the model of the other tests does, and waits in each step until it is told to go on.
+/// Runs like the model of the other tests, and waits for permission in each step.
 struct Held {
     runner: FakeRunner,
     go_on: std::sync::mpsc::Receiver<()>,
@@ -531,9 +531,9 @@ struct Held {
 }
 
 impl Runner for Held {
-    fn execute(&mut self, step: &Step<'_>) -> Result<Vec<RowOutput>> {
-        let _ = self.begun.send(step.rows.len());
-        // Everything goes on when the test ends.
+    fn execute(&mut self, step: &Step<'_>) -> Result<Vec<SequenceOutput>> {
+        let _ = self.begun.send(step.sequences.len());
+        // Everything continues when the test ends.
         let _ = self.go_on.recv();
         self.runner.execute(step)
     }
@@ -551,7 +551,7 @@ fn what_is_submitted_during_a_step_joins_the_next_one_together() {
     let submit = |token| engine.submit(Request::new(vec![token; 5], params.clone())).unwrap();
     let first = submit(1);
     assert_eq!(steps.recv().unwrap(), 1);
-    // The step is under way, and nothing waits for it.
+    // The step is running, and no thread waits for it.
     let others: Vec<_> = (2..7).map(submit).collect();
     go_on.send(()).unwrap();
     assert_eq!(steps.recv().unwrap(), 6);
@@ -564,7 +564,7 @@ fn what_is_submitted_during_a_step_joins_the_next_one_together() {
 }
 
 #[test]
-fn a_request_that_the_engine_has_no_room_for_ends_with_an_error() {
+fn a_request_beyond_the_queue_ends_with_an_error() {
     let config = EngineConfig { max_num_requests: 1, ..small_config() };
     let (go_on, held) = std::sync::mpsc::channel();
     let runner = Held { runner: FakeRunner::new(&config), go_on: held, begun: std::sync::mpsc::channel().0 };
@@ -581,19 +581,19 @@ fn a_request_that_the_engine_has_no_room_for_ends_with_an_error() {
         let Event::Finished { index, reason, error, error_kind, .. } = event else { panic!("{event:?}") };
         assert_eq!((index, reason), (number, FinishReason::Error));
         assert_eq!(error_kind, Some(ErrorKind::Capacity));
-        assert!(error.unwrap().contains("the most allowed"));
+        assert!(error.unwrap().contains("which is the limit"));
     }
     assert_eq!(first.count(), 4);
 }
 
 #[test]
-fn a_panic_of_the_runner_ends_all_requests_and_the_engine_says_so() {
+fn a_panic_of_the_runner_ends_all_requests_and_refuses_new_ones() {
     struct Panicking;
     impl tinyvllm::runner::Runner for Panicking {
         fn execute(
             &mut self,
             _: &tinyvllm::runner::Step<'_>,
-        ) -> tinyvllm::Result<Vec<tinyvllm::runner::RowOutput>> {
+        ) -> tinyvllm::Result<Vec<tinyvllm::runner::SequenceOutput>> {
             panic!("broken kernel");
         }
     }
@@ -611,17 +611,17 @@ fn a_panic_of_the_runner_ends_all_requests_and_the_engine_says_so() {
     );
     assert_eq!(engine.submit(request).unwrap_err().kind(), ErrorKind::Internal);
     assert!(failed.recv().unwrap().contains("broken kernel"));
-    // Who comes late hears of it too.
+    // Late callers get the error, too.
     engine.on_failure(move |error| fail.send(error.to_string()).unwrap());
     assert!(failed.recv().unwrap().contains("broken kernel"));
 }
 
 #[test]
-fn a_lost_device_ends_all_requests_and_the_engine_says_so() {
+fn a_lost_device_ends_all_requests_and_refuses_new_ones() {
     /// Whose errors are all of this kind.
     struct Lost(FakeRunner);
     impl Runner for Lost {
-        fn execute(&mut self, step: &Step<'_>) -> Result<Vec<RowOutput>> {
+        fn execute(&mut self, step: &Step<'_>) -> Result<Vec<SequenceOutput>> {
             let lost = |_| Error::new(ErrorKind::DeviceLost, "the GPU fell off the bus");
             self.0.execute(step).map_err(lost)
         }
@@ -638,7 +638,7 @@ fn a_lost_device_ends_all_requests_and_the_engine_says_so() {
     let params = SamplingParams { max_tokens: Some(40), ignore_eos: true, ..SamplingParams::default() };
     let request = Request::new(vec![1], params);
 
-    // One of the two waits for a seat and is in no step: the core knows that it need not be tried.
+    // One of the two waits for a permit and is in no step, so the core need not try it.
     let mut core = start(EngineConfig { max_num_seqs: 1, ..small_config() });
     let ids = [core.submit(request.clone()).unwrap(), core.submit(request.clone()).unwrap()];
     let events: Vec<_> = (0..3).flat_map(|_| core.step()).collect();
@@ -698,7 +698,7 @@ fn a_sink_that_refuses_or_closes_gives_its_request_up() {
     assert_eq!((stats.num_running, stats.num_waiting, stats.num_used_blocks), (0, 0, 0));
     assert!(stats.num_output_tokens < 20, "{stats:?}");
     assert_eq!(stats.step_sizes.counts.iter().sum::<u64>(), stats.num_steps);
-    // An invalid request is refused through the same callback, and the engine goes on.
+    // An invalid request is refused through the same callback, and the engine continues.
     let (accept, accepted) = std::sync::mpsc::channel();
     let (events, _received) = std::sync::mpsc::channel::<Event>();
     let on_accepted = Box::new(move |id: tinyvllm::Result<RequestId>| accept.send(id.is_err()).unwrap());
@@ -714,32 +714,13 @@ fn a_sink_that_refuses_or_closes_gives_its_request_up() {
     assert_eq!(engine.submit(Request::new(vec![1], params)).unwrap().count(), 41);
 }
 
-/// A runner that tells how often it looked ahead.
-struct Counted(FakeRunner, Arc<AtomicUsize>);
-
-impl Runner for Counted {
-    fn execute(&mut self, step: &Step<'_>) -> Result<Vec<RowOutput>> {
-        let outputs = self.0.execute(step);
-        self.1.fetch_add(usize::from(self.0.has_continued()), Ordering::Relaxed);
-        outputs
-    }
-
-    fn can_look_ahead(&self) -> bool {
-        self.0.can_look_ahead()
-    }
-
-    fn has_continued(&self) -> bool {
-        self.0.has_continued()
-    }
-}
-
-/// Where sequences only generate, their next step begins before the tokens of this one are known; who comes meanwhile has
-/// its turn in the step behind that, and the last token of a sequence is not looked beyond.
+/// If all sequences decode, their next step is queued before the tokens of this one are read. A request that arrives
+/// meanwhile starts in the step after that, and no step is queued past the last token of a sequence.
 #[test]
-fn steps_are_begun_early_and_hold_nobody_up() {
+fn steps_are_queued_early_and_delay_no_client() {
     let config = small_config();
-    let num_ahead = Arc::new(AtomicUsize::new(0));
-    let runner = Counted(FakeRunner::new(&config), Arc::clone(&num_ahead));
+    let runner = FakeRunner::new(&config);
+    let num_ahead = Arc::clone(&runner.num_queued);
     let mut core = EngineCore::new(Box::new(runner), limits(), config.clone()).unwrap();
     let params = |max_tokens| SamplingParams {
         max_tokens: Some(max_tokens),

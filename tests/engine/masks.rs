@@ -1,4 +1,4 @@
-//! Constraints that take long: their sequences sit steps out, and nobody else notices.
+//! Constraints that take long: their sequences skip steps, without an effect on others.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +16,7 @@ use super::rule::{self, Rule};
 use super::{Arrival, Collected, arrival, check_tokens, config, core, run_to_end, small_config};
 use crate::fake_runner::reference;
 
-/// What happens at the chosen token.
+/// The event at the chosen token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum What {
     /// The mask comes when the gate is opened.
@@ -43,7 +43,7 @@ impl Gate {
     }
 }
 
-/// A rule that does something else before its mask behind so many tokens.
+/// A rule that does something else before its mask after this many tokens.
 #[derive(Debug, Clone)]
 struct Gated {
     rule: Rule,
@@ -100,14 +100,14 @@ fn params(n: usize) -> SamplingParams {
 
 const PROMPT: [u32; 5] = [3; 5];
 
-/// A rule that gives at least so many tokens in all of the sequences.
+/// A rule that gives at least this many tokens in all of the sequences.
 fn long_rule(num_tokens: usize, n: u32) -> Rule {
     let len = |rule, stream| rule::reference(rule, &PROMPT, &params(1), stream, 64).0.len();
     let is_long = |rule: &Rule| (0..n).all(|stream| len(*rule, stream) >= num_tokens);
     (1..).map(Rule).find(is_long).unwrap()
 }
 
-/// A request whose constraint does that behind so many tokens, if it comes that far.
+/// A request whose constraint does that after this many tokens, if it comes that far.
 fn gated(at: usize, what: What, n: usize) -> (Request, Rule, Arc<Gate>) {
     let (rule, gate) = (long_rule((at + 3).min(8), n as u32), Arc::new(Gate::default()));
     let constraint = Gated { rule, at, what, gate: Arc::clone(&gate) };
@@ -154,7 +154,7 @@ fn others_go_on_while_a_mask_is_made() {
         let num_tokens = |collected: &HashMap<RequestId, Collected>| -> usize {
             collected.get(&slow).map_or(0, |slow| slow.tokens.values().map(Vec::len).sum())
         };
-        // All are at the token that takes long, and once more then.
+        // All are at the token that takes long, and then again.
         let is_there =
             |collected: &_| gate.num_reached.load(Ordering::SeqCst) > 0 && num_tokens(collected) == at * n;
         let mut rounds = 0;
@@ -180,7 +180,7 @@ fn others_go_on_while_a_mask_is_made() {
     }
 }
 
-/// What a sequence has is not safe while it sits out.
+/// A sequence's blocks may be taken while it is held.
 #[test]
 fn blocks_are_taken_from_one_whose_mask_is_made() {
     let is_preempted = || {
@@ -228,7 +228,7 @@ fn a_mask_that_fails_ends_its_request_by_name() {
     }
 }
 
-/// The engine's thread neither waits for a mask that nobody wants any more, nor drops what it leaves behind.
+/// The engine's thread neither waits for a mask that is not needed any more, nor drops its state.
 #[test]
 fn a_sequence_is_given_up_while_its_mask_is_made() {
     for at in [0, 2] {
@@ -252,7 +252,7 @@ fn a_sequence_is_given_up_while_its_mask_is_made() {
     }
 }
 
-/// Also while the engine's thread has nothing else to do, and when it is shut down.
+/// Also while the engine's thread is idle, and when it is shut down.
 #[test]
 fn the_engine_listens_while_it_waits_for_a_mask() {
     let engine = Engine::start(core(&small_config())).unwrap();
@@ -264,7 +264,7 @@ fn the_engine_listens_while_it_waits_for_a_mask() {
         let events: Vec<Event> = engine.submit(request).unwrap().collect();
         assert_eq!(events.len(), wanted.len() + 1);
     }
-    // Given up, nothing is left of it.
+    // After an abort, no state remains.
     let given_up = engine.submit(request.clone()).unwrap();
     given_up.abort(None);
     let last = given_up.last().unwrap();
@@ -285,7 +285,7 @@ fn the_engine_listens_while_it_waits_for_a_mask() {
     gate.open();
 }
 
-/// One client's masks that take long do not hold up another's, whatever their number.
+/// One client's slow masks do not delay another's, for any number of them.
 #[test]
 fn masks_are_made_for_each_client_in_its_turn() {
     let mut core = core(&EngineConfig { max_num_seqs: 16, num_blocks: 256, ..small_config() });

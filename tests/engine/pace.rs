@@ -1,4 +1,4 @@
-//! What a client that generates keeps of its speed beside others' long prompts and many rows, on machines of which steps
+//! The speed that a decoding client keeps under others' long prompts and many sequences, on machines of which steps
 //! take any time.
 
 use proptest::prelude::*;
@@ -9,11 +9,11 @@ use tinyvllm::scheduler::{Scheduler, SeqId, SequenceSpec};
 const LIGHT: ClientId = ClientId(1);
 const HOG: ClientId = ClientId(2);
 
-/// Tokens of the light client until steps are known, and those that are timed.
+/// Tokens of the light client until the time of steps is known, and those that are timed.
 const NUM_BEFORE: usize = 60;
 const NUM_TIMED: usize = 100;
 
-/// Seconds that a step takes of its own, for each row that generates, and for each token of a prompt.
+/// Seconds of a step: fixed, for each decoding row, and for each prompt token.
 #[derive(Debug, Clone, Copy)]
 struct Machine {
     own: f64,
@@ -21,7 +21,7 @@ struct Machine {
     each: f64,
 }
 
-/// A client that always has so many prompts of this length, and so many rows that only generate.
+/// A client that always has this many prompts of this length, and this many sequences that only decode.
 #[derive(Debug, Clone, Copy)]
 struct Hog {
     num_prompts: usize,
@@ -47,24 +47,24 @@ fn spec(client: ClientId, weight: u32, num_prompt_tokens: usize, num_output_toke
 /// One step; returns the seconds that it takes.
 fn step(scheduler: &mut Scheduler, machine: Machine) -> f64 {
     let plan = scheduler.schedule();
-    let num_rows = plan.rows.iter().filter(|row| row.len == 1).count();
+    let num_rows = plan.sequences.iter().filter(|planned| planned.len == 1).count();
     let num_prompt_tokens = plan.num_scheduled_tokens() - num_rows;
     let seconds = machine.own + machine.row * num_rows as f64 + machine.each * num_prompt_tokens as f64;
     scheduler.learn(&plan, seconds);
-    for row in &plan.rows {
-        scheduler.advance(row, if row.samples.is_empty() { &[] } else { &[2] });
+    for planned in &plan.sequences {
+        scheduler.advance(planned, if planned.samples.is_empty() { &[] } else { &[2] });
         let is_done = scheduler
-            .sequence(row.seq)
+            .sequence(planned.seq)
             .is_some_and(|sequence| sequence.token_ids().len() >= sequence.max_len());
         if is_done {
-            scheduler.remove(row.seq);
+            scheduler.remove(planned.seq);
         }
     }
     scheduler.check_integrity().unwrap();
     seconds
 }
 
-/// Seconds that the light client waits for a token beside a hog: in the middle, and for a step at most.
+/// Seconds that the light client waits for a token under a hog's load: in the middle, and for a step at most.
 fn seconds_a_token(machine: Machine, weight: u32, hog: Hog, keeps_pace: bool) -> (f64, f64) {
     let config = EngineConfig {
         enable_prefix_caching: false,
@@ -116,13 +116,13 @@ proptest! {
         let machine = Machine { own, row, each };
         let (took, _) = seconds_a_token(machine, weight, Hog { num_prompts, len, num_rows }, true);
         let share = f64::from(weight) / f64::from(weight + 1);
-        // Beside the smallest chunk that a prompt is computed in.
+        // Alongside the smallest chunk that a prompt is computed in.
         let most = (own + row) / share * 4.0 + each * 16.0;
         prop_assert!(took <= 1.15 * most, "{took} of {most} s, alone {}", own + row);
     }
 }
 
-/// The bound is one: without it, a step with everybody is a whole step of prompts.
+/// The bound is one: without it, a step with all clients is a whole step of prompts.
 #[test]
 fn without_the_pace_a_token_waits_for_whole_prompts() {
     let machine = Machine { own: 1e-3, row: 1e-3, each: 1e-3 };
@@ -146,9 +146,9 @@ fn the_time_of_a_constraint_is_its_client_s() {
         while scheduler.sequence(light).is_some() {
             let plan = scheduler.schedule();
             scheduler.learn(&plan, STEP);
-            for row in &plan.rows {
-                scheduler.advance(row, if row.samples.is_empty() { &[] } else { &[2] });
-                if row.seq == hog {
+            for planned in &plan.sequences {
+                scheduler.advance(planned, if planned.samples.is_empty() { &[] } else { &[2] });
+                if planned.seq == hog {
                     num_steps += 1;
                     if is_told {
                         scheduler.learn_constraint(hog, CONSTRAINT);

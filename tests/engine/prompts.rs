@@ -1,4 +1,4 @@
-//! What is told of prompts: their logits, their log-probabilities, and why they were not in the cache.
+//! Reports about prompts: their logits, their log-probabilities, and the reasons for cache misses.
 
 use std::collections::HashMap;
 
@@ -24,14 +24,14 @@ fn oracle(context: &[u32]) -> Vec<(u32, f64)> {
 
 fn check_logprobs(prompt: &[u32], num_top: usize, found: &[RankedLogprobs]) {
     assert_eq!(found.len(), prompt.len() - 1, "one for each token but the first");
-    for (place, RankedLogprobs { logprobs, rank }) in (1..).zip(found) {
-        let wanted = oracle(&prompt[..place]);
-        let own = wanted.iter().find(|(id, _)| *id == prompt[place]).unwrap().1;
+    for (index, RankedLogprobs { logprobs, rank }) in (1..).zip(found) {
+        let wanted = oracle(&prompt[..index]);
+        let own = wanted.iter().find(|(id, _)| *id == prompt[index]).unwrap().1;
         assert!((f64::from(logprobs.logprob) - own).abs() < 1e-6, "{} is not {own}", logprobs.logprob);
         assert_eq!(*rank as usize, 1 + wanted.iter().filter(|(_, other)| *other > own).count());
         assert_eq!(logprobs.top.len(), num_top.min(VOCAB_SIZE));
         for ((id, logprob), (wanted_id, wanted)) in logprobs.top.iter().zip(&wanted) {
-            assert_eq!(id, wanted_id, "place {place}");
+            assert_eq!(id, wanted_id, "place {index}");
             assert!((f64::from(*logprob) - wanted).abs() < 1e-6, "{logprob} is not {wanted}");
         }
     }
@@ -40,7 +40,7 @@ fn check_logprobs(prompt: &[u32], num_top: usize, found: &[RankedLogprobs]) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Exact, and the same whole or in pieces, alone or in a batch, also when a prompt is computed twice.
+    /// Exact, and the same whole or in chunks, alone or in a batch, also when a prompt is computed twice.
     #[test]
     fn prompt_logprobs_do_not_depend_on_scheduling(
         prompts in proptest::collection::vec(
@@ -96,7 +96,7 @@ fn several_prompts_share_the_rows_of_logits() {
 }
 
 #[test]
-fn a_leader_that_is_given_up_still_tells_of_the_prompt() {
+fn an_aborted_leader_still_reports_the_prompt() {
     let mut core = core(&small_config());
     let prompt: Vec<u32> = (1..=21).collect();
     let params = SamplingParams { max_tokens: Some(3), n: 2, ..SamplingParams::greedy() };
@@ -119,7 +119,7 @@ fn a_leader_that_is_given_up_still_tells_of_the_prompt() {
 }
 
 #[test]
-fn whoever_asks_hears_how_far_a_prompt_is() {
+fn return_progress_reports_the_progress_of_a_prompt() {
     let mut core = core(&small_config());
     let params = SamplingParams { max_tokens: Some(3), n: 2, ..SamplingParams::greedy() };
     let mut run = |prompt: Vec<u32>, prompt_progress| {
@@ -132,15 +132,15 @@ fn whoever_asks_hears_how_far_a_prompt_is() {
         };
         found.iter().map(numbers).collect::<Vec<_>>()
     };
-    // A step has room for 16 tokens, and each tells once: nothing of the tokens that are generated.
+    // A step holds 16 tokens, and each prompt is reported once, without the generated tokens.
     let prompt: Vec<u32> = (0..41).map(|i| i % 7 + 1).collect();
     assert_eq!(run(prompt.clone(), true), [(0, 16, 41), (0, 32, 41), (0, 41, 41)]);
-    // What is in the cache is no work.
+    // Cached tokens cost nothing.
     assert_eq!(run(prompt.clone(), true), [(40, 41, 41)]);
     assert_eq!(run(prompt, false), []);
 }
 
-/// A prompt's tokens as far as they are computed and kept when it has ended.
+/// A prompt's tokens, as far as they are computed and cached after its end.
 fn computed(prompt: &[u32], output: &[u32]) -> Vec<u32> {
     [prompt, &output[..output.len() - 1]].concat()
 }
@@ -210,12 +210,12 @@ fn a_miss_has_its_reason() {
     assert_eq!(run(&mut engine, &a, None, 1).1, unseen);
     assert_eq!(run(&mut engine, &a, None, 1).1, PrefixMiss::None);
     assert_eq!(run(&mut engine, &a[..4], None, 1).1, PrefixMiss::ShortPrompt);
-    // A salt sees nothing of what is without it, not even what differs.
+    // A salt hides everything outside it, including differences.
     assert_eq!(run(&mut engine, &a, Some("s"), 1).1, unseen);
     let mut b = a.clone();
     b[9] = 20;
     assert_eq!(run(&mut engine, &b, None, 1).1.first_difference(), Some((9, 20, 10)));
-    // As many others as fill the cache, and the last blocks of the first are gone, but not forgotten.
+    // Enough others to fill the cache: the last blocks of the first are evicted, but remembered.
     assert_eq!(run(&mut engine, &[9; 50], None, 1).1.first_difference(), Some((0, 9, 1)));
     let evicted = run(&mut engine, &a, None, 1).1;
     assert!(matches!(evicted, PrefixMiss::Block { reason: BlockMiss::Evicted, .. }), "{evicted:?}");
@@ -236,7 +236,7 @@ fn what_was_computed_in_another_way_is_not_found() {
     assert!(tokens.len() >= 20, "{tokens:?}");
     // Of the first prompt, eight tokens were computed in a group; of this one, sixteen would be.
     let turn = [&tokens[..17], &[3]].concat();
-    let other_form = |start| PrefixMiss::Block { start, reason: BlockMiss::OtherForm };
+    let other_form = |start| PrefixMiss::Block { start, reason: BlockMiss::OtherGrouping };
     assert_eq!(run(&mut engine, &turn, None, 1).1, other_form(8));
     assert_eq!(run(&mut engine, &turn, None, 1).1, PrefixMiss::None);
     assert_eq!(run(&mut engine, &tokens[..12], None, 1).1, PrefixMiss::None);

@@ -1,4 +1,4 @@
-//! A constraint that allows tokens by chance, and what it must give.
+//! A constraint that allows random tokens, and its expected results.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -77,7 +77,7 @@ impl ConstraintState for RuleState {
     }
 }
 
-/// What a request under a rule must give, computed without any engine, mask or end of its own.
+/// The expected result of a request under a rule, computed without an engine, mask or early end.
 pub(crate) fn reference(
     rule: Rule,
     prompt: &[u32],

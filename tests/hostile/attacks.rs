@@ -24,7 +24,7 @@ fn json_of(path: &str, body: &Value) -> Vec<u8> {
     post(path, HOG, "", body.to_string().as_bytes())
 }
 
-/// A completion of 60 tokens, with these fields beside or instead of the usual ones.
+/// A completion of 60 tokens, with these fields alongside or instead of the usual ones.
 fn completion(seed: usize, fields: &Value) -> Vec<u8> {
     let mut body = json!({"prompt": "Once upon a time", "max_tokens": 60, "ignore_eos": true, "seed": seed});
     for (name, value) in fields.as_object().unwrap() {
@@ -103,7 +103,7 @@ pub(crate) const BOMBS: &[(&str, Attack)] = &[
     }),
 ];
 
-/// What one client sends over so many connections, again and again, beside a light one.
+/// The load of one client over this many connections, against a light one.
 pub(crate) const LOADS: &[(&str, usize, Attack)] = &[
     ("short prompts", 120, |number| completion(number, &json!({}))),
     ("prompts of 900 tokens", 120, |number| {

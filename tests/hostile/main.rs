@@ -1,8 +1,8 @@
-//! Attacks on the server as a process: nothing that is sent stops it, and one client that sends little is served beside one
+//! Attacks on the server as a process: nothing that is sent stops it, and one client that sends little is served next to one
 //! that sends as much as it can.
 //!
 //! `cargo test --release --test hostile -- --nocapture` prints the table. The aim is 5 times as long as alone for
-//! the median and 20 for the worst; the bounds in here leave room for slow machines with other work beside.
+//! the median and 20 for the worst; the bounds in here allow for slow machines with other work alongside.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
@@ -22,11 +22,11 @@ static MACHINE: Mutex<()> = Mutex::new(());
 /// Megabytes that the server may have had in memory at most.
 const MAX_MEGABYTES: u64 = 1_000;
 
-/// Time for each load, and how many times as long as alone a request may take beside it.
+/// Time for each load, and how many times as long as alone a request may take under it.
 const LOAD_TIME: Duration = Duration::from_secs(2);
 const MAX_MEDIAN: f64 = 15.0;
 const MAX_WORST: f64 = 60.0;
-/// Seconds in which `/health` is answered beside a load; the aim is a twentieth.
+/// Seconds in which `/health` is answered under a load; the aim is a twentieth.
 const MAX_HEALTH: f64 = 1.0;
 
 fn one_at_a_time() -> impl Drop {
@@ -85,7 +85,7 @@ fn no_bomb_ends_the_server_or_stays_in_memory() {
 }
 
 #[test]
-fn one_that_sends_little_is_served_beside_one_that_sends_much() {
+fn a_light_client_is_served_alongside_a_heavy_one() {
     let _turn = one_at_a_time();
     let server = Server::start(&["--trust-client-ids"]);
     let mut slow = Vec::new();
@@ -97,7 +97,7 @@ fn one_that_sends_little_is_served_beside_one_that_sends_much() {
         for num_tokens in [4, 60] {
             (0..3).for_each(|_| _ = server.complete(num_tokens));
             let alone = median(&(0..9).map(|_| server.complete(num_tokens)).collect::<Vec<_>>());
-            let (took, health) = beside(&server, *num_connections, *load, num_tokens);
+            let (took, health) = with_load(&server, *num_connections, *load, num_tokens);
             let (typical, worst) = (median(&took) / alone, took.iter().copied().fold(0.0, f64::max) / alone);
             let (alone, health_ms) = (alone * 1e3, health * 1e3);
             println!("{name:28} {num_tokens:6} {alone:9.1} {typical:7.1} {worst:6.1} {health_ms:9.1}");
@@ -109,7 +109,7 @@ fn one_that_sends_little_is_served_beside_one_that_sends_much() {
         }
     }
     assert!(slow.is_empty(), "a light client takes longer than alone: {slow:#?}");
-    // All that was given up is gone.
+    // All aborted requests are gone.
     let start = Instant::now();
     while server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting") > 0.0 {
         assert!(start.elapsed() < Duration::from_secs(60), "requests are left");
@@ -118,7 +118,7 @@ fn one_that_sends_little_is_served_beside_one_that_sends_much() {
 }
 
 /// Seconds that completions take one after another while the load lasts, and `/health` between them at most.
-fn beside(
+fn with_load(
     server: &Server,
     num_connections: usize,
     load: attacks::Attack,

@@ -13,7 +13,7 @@ pub(crate) const HOG: &str = "hog";
 pub(crate) const LIGHT: &str = "light";
 
 /// A request that takes longer has failed.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(crate) struct Server {
     child: Child,
@@ -39,7 +39,7 @@ impl Server {
             .map_while(Result::ok)
             .find_map(|line| Some(line.split_once("ready: http://")?.1.split('/').next()?.to_owned()))
             .expect("the server does not start");
-        // Its log would stop it if nobody read it.
+        // Its log would stop it if it were not read.
         std::thread::spawn(move || lines.for_each(drop));
         Self { child, address, _keys: keys }
     }
@@ -63,7 +63,7 @@ impl Server {
         let start = Instant::now();
         let mut stream = TcpStream::connect(&self.address)?;
         stream.set_read_timeout(Some(Duration::from_millis(100)))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
         // One that refuses a body may close before all of it was sent.
         let _ = stream.write_all(request);
         let mut buffer = [0; 1 << 16];
@@ -75,7 +75,7 @@ impl Server {
                     return Err(error);
                 }
                 Err(_) if is_over.load(Ordering::Relaxed) => return Ok(()),
-                Err(_) => assert!(start.elapsed() < PATIENCE, "no answer"),
+                Err(_) => assert!(start.elapsed() < TIMEOUT, "no answer"),
             }
         }
     }

@@ -35,7 +35,7 @@ impl Request {
         self.headers.get(name).map(String::as_str)
     }
 
-    /// The bytes that are asked for.
+    /// The requested bytes.
     pub(crate) fn range(&self) -> Option<Range<usize>> {
         let (start, last) = self.header("range")?.strip_prefix("bytes=")?.split_once('-')?;
         Some(start.parse().ok()?..last.parse::<usize>().ok()? + 1)
@@ -47,7 +47,7 @@ pub(crate) struct Response {
     pub(crate) status: u16,
     pub(crate) headers: Vec<(&'static str, String)>,
     pub(crate) body: Vec<u8>,
-    /// Send only so many bytes of the body and then …
+    /// Send only this many bytes of the body and then …
     pub(crate) stop_after: Option<usize>,
     /// … say nothing for the rest of the test (`true`) or close the connection.
     pub(crate) stall: bool,
@@ -296,12 +296,12 @@ fn serve(
 }
 
 fn send(stream: &mut TcpStream, body: &[u8], line: Line, count: &dyn Fn(usize)) -> std::io::Result<()> {
-    const PIECE: usize = 16 << 10;
-    for piece in body.chunks(PIECE) {
-        stream.write_all(piece)?;
-        count(piece.len());
+    const CHUNK: usize = 16 << 10;
+    for chunk in body.chunks(CHUNK) {
+        stream.write_all(chunk)?;
+        count(chunk.len());
         if line.bytes_per_second > 0 {
-            thread::sleep(Duration::from_secs_f64(piece.len() as f64 / line.bytes_per_second as f64));
+            thread::sleep(Duration::from_secs_f64(chunk.len() as f64 / line.bytes_per_second as f64));
         }
     }
     Ok(())

@@ -20,11 +20,11 @@ fn leave(path: &Path, data: &[u8], age: Duration) {
 #[track_caller]
 fn assert_complete(cache: &TempDir) {
     assert_eq!(fs::read(snapshot(cache).join(WEIGHTS)).unwrap(), weights());
-    assert_eq!(incomplete(cache, &weights()), None, "nothing is left beside it");
+    assert_eq!(incomplete(cache, &weights()), None, "nothing is left next to it");
 }
 
 #[test]
-fn what_an_earlier_attempt_left_is_continued_or_replaced() {
+fn the_file_of_an_earlier_attempt_is_resumed_or_replaced() {
     let hub = hub_with_a_folder();
     let check = |left: &[u8], expected_ranges: &[&str]| {
         let cache = TempDir::new().unwrap();
@@ -39,13 +39,13 @@ fn what_an_earlier_attempt_left_is_continued_or_replaced() {
     check(&weights()[..299_999], &["bytes=299999-299999"]);
     check(&weights(), &[]);
     check(&[7; 300_001], &["bytes=0-299999"]);
-    // Only its checksum tells that these are other bytes.
+    // Only its checksum shows that these are other bytes.
     check(&[7; 300_000], &["bytes=0-299999"]);
     check(&[7; 1000], &["bytes=1000-299999", "bytes=0-299999"]);
 }
 
 #[test]
-fn what_a_dead_process_of_another_machine_left_is_continued() {
+fn the_file_of_a_dead_process_of_another_machine_is_resumed() {
     let (hub, cache) = (hub_with_a_folder(), TempDir::new().unwrap());
     leave(&foreign(&cache), &weights()[..50_000], Duration::from_secs(301));
     get("org/name", &config(&hub, &cache)).unwrap();
@@ -70,7 +70,7 @@ fn what_another_machine_is_writing_is_left_alone() {
 }
 
 #[test]
-fn what_nobody_wants_any_more_is_removed() {
+fn what_is_unused_is_removed() {
     const DAY: Duration = Duration::from_secs(24 * 3600);
     let (hub, cache) = (hub_with_a_folder(), TempDir::new().unwrap());
     let at = |name: &str| repo_dir(&cache).join("blobs").join(name);

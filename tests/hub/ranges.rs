@@ -21,7 +21,7 @@ fn in_ranges(hub: &FakeHub, cache: &TempDir) -> HubConfig {
 #[track_caller]
 fn assert_file(cache: &TempDir, data: &[u8]) {
     assert!(fs::read(snapshot(cache).join("n.gguf")).unwrap() == data, "other bytes");
-    assert_eq!(names(&repo_dir(cache).join("blobs")), [etag(data)], "nothing is left beside it");
+    assert_eq!(names(&repo_dir(cache).join("blobs")), [etag(data)], "nothing is left next to it");
 }
 
 /// Answers the `n`-th request for data otherwise, counted from 1.
@@ -56,7 +56,7 @@ fn ranges_make_up_the_file_and_each_byte_is_sent_once() {
     assert_eq!(num_resolved, 2, "the list of files, and once where the file is");
 }
 
-/// The line gives each connection so many bytes a second, and every answer comes late.
+/// The line gives each connection this many bytes a second, and every answer comes late.
 #[test]
 fn several_connections_are_several_times_as_fast_as_one() {
     let (hub, data) = hub_with_a_file();
@@ -79,7 +79,7 @@ fn several_connections_are_several_times_as_fast_as_one() {
 }
 
 #[test]
-fn a_range_that_breaks_off_is_continued_alone() {
+fn a_range_that_is_cut_off_resumes_alone() {
     let ((hub, data), cache) = (hub_with_a_file(), TempDir::new().unwrap());
     let mut count = 0;
     hub.set_fault(move |request, response| {
@@ -107,10 +107,10 @@ fn a_range_that_never_comes_ends_the_download_and_what_was_before_it_is_kept() {
     });
     let error = get("org/name", &config).unwrap_err();
     let gap = 1_000_000 / RANGE * RANGE;
-    // Ranges before it may have been on their way when it was given up.
+    // Ranges before it may have been on their way when it was cancelled.
     let kept = incomplete_len(&cache, &data);
     assert!(kept > 0 && kept <= gap as u64, "{kept} of {gap} bytes");
-    assert_error(&error, ErrorKind::Unavailable, &[&format!("broke off after {kept} of 2000000 bytes")]);
+    assert_error(&error, ErrorKind::Unavailable, &[&format!("stopped after {kept} of 2000000 bytes")]);
 
     hub.clear_fault();
     hub.take_traffic();
@@ -149,7 +149,7 @@ fn a_download_in_ranges_that_is_killed_fetches_what_is_missing() {
 #[test]
 fn an_answer_of_another_range_is_asked_for_again() {
     let wrong: [fn(&Request, &mut Response); 6] = [
-        // Another place, fewer bytes than it says, more than were asked for, no place at all.
+        // Another offset, fewer bytes than declared, more than requested, no offset at all.
         |_, response| response.headers = vec![("content-range", "bytes 7-32774/2000000".to_owned())],
         |_, response| response.body.truncate(RANGE - 1),
         |request, response| {
@@ -227,7 +227,7 @@ fn a_flipped_bit_never_becomes_a_model() {
     let error = get("org/name", &in_ranges(&hub, &cache)).unwrap_err();
     assert_error(&error, ErrorKind::Unavailable, &["`n.gguf` arrived 3 times", "SHA-256", "faulty disk"]);
     assert_eq!(hub.take_traffic().num_bytes, 3 * data.len());
-    assert!(names(&repo_dir(&cache).join("blobs")).is_empty(), "nothing of it is kept");
+    assert!(names(&repo_dir(&cache).join("blobs")).is_empty(), "it is deleted");
     assert!(!snapshot(&cache).exists() && !repo_dir(&cache).join("refs").exists());
 }
 
@@ -342,7 +342,7 @@ fn a_file_that_changes_on_the_way_is_not_mixed() {
     assert!(names(&repo_dir(&cache).join("blobs")).is_empty());
 }
 
-/// With a checksum that tells, storage hosts may call the content as they like.
+/// With a checksum, storage hosts may call the content as they like.
 #[test]
 fn names_of_storage_hosts_do_not_outweigh_a_checksum() {
     let ((hub, data), cache) = (hub_with_a_file(), TempDir::new().unwrap());

@@ -8,7 +8,7 @@ use super::*;
 
 const AUTHORITY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tls/authority.pem");
 
-/// A server that has no model, and says so under the certificate of the fixture.
+/// A server without a model, under the certificate of the fixture.
 fn server() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("https://localhost:{}", listener.local_addr().unwrap().port());
@@ -23,7 +23,7 @@ fn server() -> String {
             let connection = rustls::ServerConnection::new(config.clone()).unwrap();
             let mut stream = rustls::StreamOwned::new(connection, stream.unwrap());
             let mut head = [0; 4096];
-            // Whoever does not trust it hangs up.
+            // A client that does not trust it hangs up.
             if stream.read(&mut head).is_ok_and(|num_bytes| num_bytes > 0) {
                 let answer =
                     "HTTP/1.1 404 Not Found\r\nx-error-code: RepoNotFound\r\nContent-Length: 0\r\n\r\n";
@@ -35,7 +35,7 @@ fn server() -> String {
 }
 
 /// What a process says that has `authorities` as those of the system.
-fn told_with(test: &str, authorities: &str) -> String {
+fn reported_with(test: &str, authorities: &str) -> String {
     let cache = TempDir::new().unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture", "--test-threads=1"]);
@@ -54,15 +54,16 @@ fn an_authority_of_the_system_is_trusted_besides_the_built_in_ones() {
         }
         return;
     }
-    let told = told_with(TEST, AUTHORITY);
-    assert_eq!(told.matches("NotFound: there is no model `org/name`").count(), 2, "{told}");
-    // Neither a system without authorities nor one with others takes the place of the built-in ones.
+    let output_text = reported_with(TEST, AUTHORITY);
+    assert_eq!(output_text.matches("NotFound: there is no model `org/name`").count(), 2, "{output_text}");
+    // Neither a system without authorities nor one with others replaces the built-in ones.
     for authorities in ["/nowhere", "/dev/null"] {
-        let told = told_with(TEST, authorities);
-        assert_eq!(told.matches("UnknownIssuer").count(), 2, "{told}");
+        let output_text = reported_with(TEST, authorities);
+        assert_eq!(output_text.matches("UnknownIssuer").count(), 2, "{output_text}");
         assert!(
-            told.contains("Unavailable: cannot reach `localhost:") && told.contains("SSL_CERT_FILE"),
-            "{told}"
+            output_text.contains("Unavailable: cannot reach `localhost:")
+                && output_text.contains("SSL_CERT_FILE"),
+            "{output_text}"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! A row of attention has the same bits whatever rows are beside it, also where only some contexts are cut.
+//! A row of attention has the same bits for all other rows, also if only some contexts are split.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use tinyvllm::config::{LatentAttentionConfig, ModelConfig, RopeConfig, RopeStyle
 use tinyvllm::ops::gpu::ChipClass;
 use tinyvllm::ops::{
     AttentionHeads, AttentionLimits, AttentionMetadata, AttentionScratch, AttentionSpec, Buffer, Context,
-    DeviceInputs, Heads, KvCache, KvCacheDType, RmsNorm, RopeTable, RowForm, StepInputs, Vector,
+    DeviceInputs, Heads, KvCache, KvCacheDType, RmsNorm, RopeTable, RowMode, StepInputs, Vector,
     latent_kv_write, paged_attention, rope_kv_write,
 };
 use tinyvllm::self_test::one_layer;
@@ -43,7 +43,7 @@ fn step(sequences: &[usize], first: impl Fn(usize) -> usize) -> AttentionMetadat
         metadata.slot_mapping.extend(slots);
         metadata.query_start_loc.push(metadata.slot_mapping.len());
         metadata.seq_lens.push(len);
-        metadata.forms.push(RowForm::of(len - first(len)));
+        metadata.modes.push(RowMode::of(len - first(len)));
         metadata.block_tables.extend((0..len).step_by(BLOCK_SIZE).map(|at| block(at) as u32));
         metadata.block_table_starts.push(metadata.block_tables.len());
     }
@@ -89,8 +89,8 @@ fn filled(context: &Context, values: &[f32], width: usize) -> Buffer {
     buffer
 }
 
-/// Attention of the last token of each sequence, with the same queries for all. What is cached of the first token of each ends
-/// with `spoilt`, if there is such a value.
+/// Attention of the last token of each sequence, with the same queries for all. The cached row of each one's first
+/// token ends with `spoilt`, if there is such a value.
 fn attend(
     context: &Context,
     shape: Shape,
@@ -174,7 +174,7 @@ fn a_row_of_attention_has_the_same_bits_in_every_batch() {
     }
 }
 
-/// A group of q8_0 with what is no number, or is beyond its scales, shows wherever it is attended to.
+/// A group of q8_0 with NaN, or with values beyond its scales, shows wherever it is attended to.
 #[test]
 fn what_is_no_number_shows_in_a_cache_of_whole_numbers() {
     for class in [ChipClass::Base, ChipClass::Nvidia] {
@@ -188,7 +188,7 @@ fn what_is_no_number_shows_in_a_cache_of_whole_numbers() {
                     assert!(is_seen, "{class:?}, {shape:?}: {spoilt} does not show");
                 }
             }
-            // What half precision holds, every kernel does.
+            // Every kernel represents all values of half precision.
             let largest = attend(&context, shape, KvCacheDType::Q8_0, Some(6.5e4))(&[0, 1, 2, 3, 4]);
             assert!(largest.iter().all(|value| value.is_finite()), "{class:?}, {shape:?}");
         }

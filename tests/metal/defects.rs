@@ -1,4 +1,4 @@
-//! The emulator finds what is wrong: in kernels, in launches, in declarations.
+//! The emulator finds defects: in kernels, in launches, in declarations.
 
 use tinyvllm::ops::gpu::{Binding, Constant, Gpu, GpuBuffer, Launch, Library, Placement};
 
@@ -8,7 +8,7 @@ use crate::emulator::{Emulator, Order, Variant, is_sanitized, run_again};
 static DEFECTS: Library = Library { name: "defects", source: include_str!("kernels/defects.metal") };
 const STRICT: &str = include_str!("kernels/strict.metal");
 
-/// Each kernel with what has to be found in it.
+/// Each kernel with the expected finding.
 fn expectations() -> Vec<(&'static str, &'static str)> {
     let mut all = Vec::new();
     for text in DEFECTS.source.split("// expect:").skip(1) {
@@ -160,7 +160,7 @@ fn a_kernel_that_does_not_compile_is_an_error_with_its_line() {
     let gpu = gpu.with_text(&DEFECTS, text.to_owned());
     let message = gpu.pipeline(&DEFECTS, "k", &[]).unwrap_err().to_string();
     assert!(message.contains("broken.metal:8"), "{message}");
-    // What clang takes and Apple's compiler does not.
+    // Code that clang accepts and Apple's compiler rejects.
     let text =
         "#line 7 \"broken.metal\"\nkernel void k(device float* x [[buffer(31)]]) {\n    x[0] = 1;\n}\n";
     let message =
@@ -183,6 +183,6 @@ fn the_sanitizers_see_an_access_out_of_bounds() {
     let Some(result) = run_again("defects::sanitized_process_ends_here") else { return };
     let message = result.unwrap_err();
     let line = 1 + DEFECTS.source.lines().position(|line| line.contains("void one_past_the_buffer")).unwrap();
-    let place = format!("in defects.metal:{}", line + 1);
-    assert!(message.contains("heap-buffer-overflow") && message.contains(&place), "{place}: {message}");
+    let location = format!("in defects.metal:{}", line + 1);
+    assert!(message.contains("heap-buffer-overflow") && message.contains(&location), "{location}: {message}");
 }

@@ -1,4 +1,4 @@
-//! Everything that a model's steps take is compiled while it is loaded, and nothing in a request.
+//! All kernels of a model's steps are compiled while it is loaded, and none in a request.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -71,7 +71,7 @@ fn generate(llm: &Llm, case: Case) {
             seed: Some(1),
             ..SamplingParams::default()
         };
-        // Whatever comes, it was drafted otherwise.
+        // The drafts differ from the output.
         let prediction = vec![7, 8, 9, 10];
         let request = Request { prompt_logprobs, prediction, ..Request::new(prompt, params) };
         for event in llm.engine().submit(request).unwrap() {
@@ -110,7 +110,7 @@ fn nothing_is_compiled_on(class: ChipClass) {
         Case { dtype: KvCacheDType::F32, ..fixture("tiny/qwen3") },
         fixture("kquant/llama/llama.q4_k_mix.gguf"),
         Case { quantization: Some(Quantization::Q4K), ..fixture("tiny/mistral") },
-        // Latent attention, with experts of the same type and of another one than what every token goes through.
+        // Latent attention, with experts of the same type as the shared experts and of another one.
         Case { dtype: KvCacheDType::F32, ..fixture("tiny/youtu/youtu.q4_0.gguf") },
         fixture("tiny/deepseek_v2_lite/deepseek_v2_lite.q4_0.gguf"),
         Case { max_num_batched_tokens: 40, max_num_seqs: 2, ..fixture("tiny/glm4_moe_lite") },
@@ -124,7 +124,7 @@ fn nothing_is_compiled_on(class: ChipClass) {
         let compiled = gpu.compiled();
         let late: Vec<_> = compiled.keys().filter(|name| !at_load.contains_key(*name)).collect();
         assert!(late.is_empty(), "{case:?}: compiled in a request: {late:?}");
-        // And each of them is used, so that one that is left out would have been compiled in a request.
+        // Each of them is used, so a missing one would have been compiled in a request.
         let unused: Vec<_> = compiled.iter().filter(|(_, num_dispatches)| **num_dispatches == 0).collect();
         assert!(unused.is_empty(), "{case:?}: compiled for nothing: {unused:?}");
     }
@@ -136,7 +136,7 @@ fn the_kernels_of_checks_are_compiled_together() {
     let context = Context::gpu(gpu.clone());
     self_test::compile_kernels(&context, Effort::Small, &|_| true, &|_, _| ());
     let before = gpu.compiled();
-    // What comes out is nothing, because nothing is computed.
+    // The output is empty, because nothing is computed.
     for family in [Family::Rows, Family::Experts, Family::Sampling] {
         family.check(&context, Effort::Small, &mut |_: Check| ());
     }
@@ -157,7 +157,7 @@ fn a_kernel_that_is_left_out_is_noticed() {
     }
 }
 
-/// Writes down what it hears.
+/// Records the calls.
 #[derive(Debug, Default)]
 struct Heard(Mutex<Vec<(usize, usize)>>);
 

@@ -7,26 +7,34 @@ use tinyvllm::ops::gpu::Gpu;
 use tinyvllm::ops::{Context, KvCache, KvCacheDType};
 use tinyvllm::self_test::one_layer;
 
-/// A cache whose blocks are 256 KiB, and the bytes of a block by a number.
-fn cache(gpu: &Arc<dyn Gpu>, num_blocks: usize) -> (KvCache, impl Fn(usize) -> Vec<u8>) {
+/// A cache of three layers, and the bytes of a block by a number.
+fn cache(gpu: &Arc<dyn Gpu>, num_blocks: usize, dtype: KvCacheDType) -> (KvCache, impl Fn(usize) -> Vec<u8>) {
     let context = Context::gpu(Arc::clone(gpu));
-    let cache = KvCache::new(&context, &one_layer(8, 8, 128), num_blocks, 32, KvCacheDType::F32).unwrap();
+    let mut config = one_layer(4, 4, 128);
+    config.num_layers = 3;
+    let cache = KvCache::new(&context, &config, num_blocks, 32, dtype).unwrap();
     let block_bytes = cache.block_bytes();
     let words = move |number: usize| (0..block_bytes / 8).map(move |i| (number << 32 | i) as u64);
     (cache, move |number| words(number).flat_map(u64::to_le_bytes).collect())
 }
 
-/// Copies see the work before them, and what follows does not change them.
+/// Copies see earlier work, and later work does not change them.
 pub(crate) fn copies_are_in_order(gpu: &Arc<dyn Gpu>) {
-    let (mut cache, bytes) = cache(gpu, 3);
-    let host = cache.host_blocks(2).unwrap();
+    [KvCacheDType::F32, KvCacheDType::F16, KvCacheDType::Q8_0]
+        .into_iter()
+        .for_each(|dtype| copies_of_a_type_are_in_order(gpu, dtype));
+}
+
+fn copies_of_a_type_are_in_order(gpu: &Arc<dyn Gpu>, dtype: KvCacheDType) {
+    let (mut cache, bytes) = cache(gpu, 3, dtype);
+    let host = cache.host_allocator().unwrap()(2).unwrap();
     cache.write_block(0, &bytes(1)).unwrap();
     cache.copy_block(0, 1).unwrap();
     cache.copy_out(1, &host, 1).unwrap();
     cache.write_block(1, &bytes(2)).unwrap();
     cache.copy_out(1, &host, 0).unwrap();
     cache.copy_in(2, &host, 1).unwrap();
-    // Places are written again behind the copies that read them.
+    // Slots are written again after the copies that read them.
     cache.copy_out(1, &host, 1).unwrap();
     cache.copy_in(0, &host, 0).unwrap();
     let mut found = vec![vec![0; cache.block_bytes()]; 3];
@@ -37,11 +45,11 @@ pub(crate) fn copies_are_in_order(gpu: &Arc<dyn Gpu>) {
     }
 }
 
-/// Also more than are read at once, in any order and behind work that has only been queued.
+/// Also more than are read at once, in any order and after work that has only been queued.
 pub(crate) fn many_are_read_exactly(gpu: &Arc<dyn Gpu>) {
     const NUM_BLOCKS: usize = 70;
-    let (mut cache, bytes) = cache(gpu, NUM_BLOCKS + 1);
-    let host = cache.host_blocks(NUM_BLOCKS).unwrap();
+    let (mut cache, bytes) = cache(gpu, NUM_BLOCKS + 1, KvCacheDType::F32);
+    let host = cache.host_allocator().unwrap()(NUM_BLOCKS).unwrap();
     for block in 0..NUM_BLOCKS {
         cache.write_block(0, &bytes(block)).unwrap();
         cache.copy_block(0, 1 + block as u32).unwrap();
@@ -55,7 +63,7 @@ pub(crate) fn many_are_read_exactly(gpu: &Arc<dyn Gpu>) {
         for (block, found) in order.iter().zip(&found) {
             assert!(*found == bytes(*block), "block {block} in round {round}");
         }
-        // The other round, what was copied away comes back over something else.
+        // The second round copies saved blocks back over other contents.
         for block in 0..NUM_BLOCKS {
             cache.copy_block(0, 1 + block as u32).unwrap();
             cache.copy_in(1 + block as u32, &host, block).unwrap();

@@ -1,4 +1,4 @@
-//! The language and its library as the emulator has them: kernels whose results are easy to tell, in every
+//! The language and its library as the emulator has them: kernels whose results are easy to check, in every
 //! build and every order of threads.
 
 use bytemuck::Pod;
@@ -69,13 +69,13 @@ fn row_sums<T: Pod>(gpu: &Emulator, kernel: &str, of: impl Fn(f32) -> T) -> Resu
     Ok(())
 }
 
-fn matrix_product(gpu: &Emulator) -> Result<()> {
+fn matrix_matmul(gpu: &Emulator) -> Result<()> {
     let a: Vec<f16> = (0..64_u8).map(|i| f16::from(i % 5)).collect();
     let b: Vec<f32> = (0..64_u8).map(|i| f32::from(i % 11) - 4.0).collect();
     let (left, right) = (buffer(gpu, &a), buffer(gpu, &b));
     let out = gpu.allocate(256, Placement::Private)?;
     let buffers = [Binding::read(&left), Binding::read(&right), Binding::write(&out)];
-    gpu.wait(dispatch(gpu, "matrix_product", &buffers, 256, [1, 32])?)?;
+    gpu.wait(dispatch(gpu, "matrix_matmul", &buffers, 256, [1, 32])?)?;
     let element = |i: usize| -> f32 {
         let (row, column) = (i / 8, i % 8);
         1.0 + (0..8).map(|k| f32::from(a[row * 8 + k]) * b[column * 8 + k]).sum::<f32>()
@@ -128,7 +128,7 @@ fn all(gpu: &Emulator) -> Result<()> {
     row_sums(gpu, "row_sums_f32", |value| value)?;
     row_sums(gpu, "row_sums_f16", f16::from_f32)?;
     row_sums(gpu, "row_sums_bf16", bf16::from_f32)?;
-    matrix_product(gpu)?;
+    matrix_matmul(gpu)?;
     histogram(gpu)?;
     exchanges(gpu)?;
     bits(gpu)
@@ -182,7 +182,7 @@ fn every_barrier_is_needed() {
     assert_eq!(calls.len(), 4);
     assert!(calls.iter().all(|barrier| barrier.file == "language.metal"), "{calls:?}");
     assert_eq!(barriers_without_need(&LANGUAGE, |gpu| all(gpu)), []);
-    // Cases that test nothing miss every one.
+    // Cases that test nothing miss every barrier.
     assert_eq!(barriers_without_need(&LANGUAGE, |_| Ok(())), calls);
 }
 

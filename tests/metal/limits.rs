@@ -1,5 +1,5 @@
-//! Devices that allow fewer threads: what can use fewer does and computes the same, the rest is an error that says so.
-//! All ops on a device with the fewest are in `ops.rs`.
+//! Devices that allow fewer threads: kernels that support it run and compute the same, and the others give an error
+//! that names them. `ops.rs` has all ops on a device with the fewest threads.
 
 use std::sync::Arc;
 
@@ -71,18 +71,18 @@ fn the_number_of_threads_does_not_change_a_bit_of_a_draw() {
         let Some(gpu) = Emulator::new(Variant::Fast) else { return };
         assert!(draws(gpu.with_max_threads(max_threads)) == expected, "{max_threads} threads");
     }
-    // If each simdgroup added up its own parts first, it would.
-    let by_part = "        total += sums[part];\n    }\n";
-    let by_group = "        if (part < place.num_groups) {\n            float own = 0.0f;\n            \
-                    for (uint p = part; p < NUM_PARTS; p += place.num_groups) {\n                \
+    // If each simdgroup added up its own segments first, it would.
+    let by_segment = "        total += sums[segment];\n    }\n";
+    let by_group = "        if (segment < position.num_groups) {\n            float own = 0.0f;\n            \
+                    for (uint p = segment; p < NUM_SEGMENTS; p += position.num_groups) {\n                \
                     own += sums[p];\n            }\n            total += own;\n        }\n    }\n";
-    let (library, text) = sampler_with(by_part, by_group);
+    let (library, text) = sampler_with(by_segment, by_group);
     let Some(gpu) = Emulator::new(Variant::Fast) else { return };
     let gpu = gpu.with_max_threads(896).with_text(library, text);
     assert!(draws(gpu) != expected, "a sum in another order is not noticed");
 }
 
-/// The sampler's text with one place changed.
+/// The sampler's text with one line changed.
 fn sampler_with(from: &str, to: &str) -> (&'static Library, String) {
     let library = LIBRARIES.into_iter().find(|library| library.name == "sampling").unwrap();
     let text = library.text();
@@ -90,7 +90,7 @@ fn sampler_with(from: &str, to: &str) -> (&'static Library, String) {
     (library, text.replace(from, to))
 }
 
-/// The tokens of a multi-step that penalises what is there, and so takes all tokens from the last one on.
+/// The tokens of a multi-step that penalises repeated ones, and so uses up all tokens, from the last one on.
 fn penalised(gpu: Emulator) -> Vec<u32> {
     const VOCAB_SIZE: usize = 100;
     let context = Context::gpu(Arc::new(gpu));
@@ -118,18 +118,18 @@ fn every_step_of_a_multi_step_is_penalised() {
         assert_eq!(penalised(gpu.with_max_threads(max_threads)), expected, "{max_threads} threads");
     }
     let (library, text) =
-        sampler_with("step < a.step; step += place.num_threads", "step < a.step; step += 4096");
+        sampler_with("step < a.step; step += position.num_threads", "step < a.step; step += 4096");
     let Some(gpu) = Emulator::new(Variant::Fast) else { return };
     let gpu = gpu.with_max_threads(32).with_text(library, text);
     assert_ne!(
         penalised(gpu),
         (0..100).rev().collect::<Vec<u32>>(),
-        "steps behind the 32nd are not penalised"
+        "steps after the 32nd are not penalised"
     );
 }
 
-/// A product of one row on such a device.
-fn product(gpu: Emulator) -> tinyvllm::Result<()> {
+/// A matmul of one row on such a device.
+fn matmul(gpu: Emulator) -> tinyvllm::Result<()> {
     let context = Context::gpu(Arc::new(gpu));
     let matrix = Matrix::from_bytes(&context, DType::Q4_0, &[0; 18], 1, 32)?;
     let norm = RmsNorm { weight: Vector::new(&context, vec![1.0; 32])?, eps: 1e-5 };
@@ -141,13 +141,13 @@ fn product(gpu: Emulator) -> tinyvllm::Result<()> {
 #[test]
 fn a_kernel_that_does_not_fit_is_an_error_with_the_numbers_and_the_way_out() {
     let Some(gpu) = Emulator::new(Variant::Fast) else { return };
-    let error = product(gpu.with_max_threads(96)).unwrap_err();
+    let error = matmul(gpu.with_max_threads(96)).unwrap_err();
     let message = "matvec_Q4_0_1 cannot run on this device: it takes 128 threads in a group, and its registers allow 96";
     assert_eq!((error.kind(), error.message()), (ErrorKind::Internal, message));
     assert!(error.hint().is_some_and(|hint| hint.contains("--kernels reference")), "{error:?}");
 
     let Some(gpu) = Emulator::new(Variant::Fast) else { return };
-    let error = product(gpu.with_simd_width(64)).unwrap_err();
+    let error = matmul(gpu.with_simd_width(64)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.message().starts_with("matvec_Q4_0_1 runs in groups of 64 threads"), "{error}");
     assert!(error.hint().is_some_and(|hint| hint.contains("--kernels reference")), "{error:?}");

@@ -1,4 +1,4 @@
-//! How much of a GPU's memory is planned with, what is said when there is less, and how fast it is.
+//! The plan of a GPU's memory, the messages if there is less, and its bandwidth.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ fn demo() -> ResolvedModel {
     ResolvedModel { display_name, files, revision: None, notice: None }
 }
 
-/// Bytes that may be used, and the part of what is left beside the weights that the cache gets.
+/// Bytes that may be used, and the cache's fraction of the rest after the weights.
 fn planned(class: ChipClass, memory_utilization: Option<f64>) -> Option<(u64, f64)> {
     // Little enough that the cache could be larger.
     let gpu = Emulator::new(Variant::Fast)?.with_class(class).with_working_set(300 * MEBIBYTE);
@@ -36,7 +36,7 @@ fn planned(class: ChipClass, memory_utilization: Option<f64>) -> Option<(u64, f6
 
 #[test]
 fn the_share_is_of_memory_that_is_the_gpus_own() {
-    // 256 MiB are for what is neither weights nor cache.
+    // 256 MiB are reserved for everything except weights and cache.
     for (class, share, mebibytes, part) in [
         (ChipClass::Nvidia, None, 270 - 256, 1.0),
         (ChipClass::Nvidia, Some(0.9), 270 - 256, 1.0),

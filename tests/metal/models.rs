@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tinyvllm::config::ModelConfig;
 use tinyvllm::ops::{
     AttentionHeads, AttentionLimits, AttentionMetadata, Context, DeviceInputs, KvCache, KvCacheDType,
-    RowForm, StepInputs,
+    RowMode, StepInputs,
 };
 use tinyvllm::self_test;
 use tinyvllm::weights::Checkpoint;
@@ -33,7 +33,7 @@ fn rows_that_do_not_fit_together_are_errors() {
             block_table_starts: vec![0, 1],
             slot_mapping: vec![0],
             block_size: 16,
-            forms: vec![RowForm::Decode],
+            modes: vec![RowMode::Decode],
         };
         inputs.upload(&context, StepInputs::new(&[1], &[0], &[0], &metadata), &cache).map(|_| ())
     };

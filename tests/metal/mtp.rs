@@ -54,17 +54,19 @@ fn what_a_model_drafts_for_itself_changes_no_token() {
             let plain = load(&gpu, folder.path(), 0, &|limits| limits.enable_prefix_caching = false);
             let alone: Vec<_> =
                 requests().into_iter().flat_map(|request| tokens(&plain, vec![request])).collect();
-            let pieces = |limits: &mut EngineLimits| {
+            let chunks = |limits: &mut EngineLimits| {
                 (limits.max_num_seqs, limits.max_num_batched_tokens) = (8, Some(8));
             };
             let small = |limits: &mut EngineLimits| limits.block_size = 8;
-            let changes: [&dyn Fn(&mut EngineLimits); 3] = [&|_| (), &pieces, &small];
+            // The block rests where it is not right, and steps are queued early.
+            let resting = |limits: &mut EngineLimits| limits.speculative.is_adaptive = true;
+            let changes: [&dyn Fn(&mut EngineLimits); 4] = [&|_| (), &chunks, &small, &resting];
             for change in changes {
                 let llm = load(&gpu, folder.path(), 3, change);
                 for _ in 0..2 {
                     assert_eq!(tokens(&llm, requests()), alone, "{class:?} {layers:?}");
                 }
-                // Drafts of a step are few where products of many rows round otherwise.
+                // Drafts of a step are few where matmuls of many rows round otherwise.
                 for (request, expected) in requests().into_iter().zip(&alone) {
                     assert_eq!(&tokens(&llm, vec![request])[0], expected, "{class:?} {layers:?}, alone");
                 }

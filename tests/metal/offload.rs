@@ -17,7 +17,7 @@ use crate::emulator::{Emulator, Timing, Variant};
 use crate::host_blocks;
 
 const BLOCK_SIZE: usize = 8;
-/// So many prompts of so many tokens are more than the cache has room for.
+/// This many prompts of this many tokens are more than the cache has space for.
 const NUM_PROMPTS: u32 = 6;
 const PROMPT_LEN: u32 = 28;
 const NUM_FULL: usize = 24;
@@ -30,7 +30,7 @@ fn model() -> ResolvedModel {
     ResolvedModel { display_name, files, revision: None, notice: None }
 }
 
-/// Bytes of so many blocks.
+/// Bytes of this many blocks.
 fn blocks(num_blocks: u64) -> u64 {
     let report = Llm::inspect(&model(), &LlmOptions { gpu: gpu(), ..LlmOptions::default() }).unwrap();
     num_blocks * BLOCK_SIZE as u64 * report.demand.kv_bytes_per_token
@@ -55,7 +55,7 @@ fn load(num_host_blocks: Option<u64>) -> Option<Llm> {
     load_with(num_host_blocks, |_| ())
 }
 
-/// One whose host has so many blocks.
+/// One whose host has this many blocks.
 fn load_with(num_host_blocks: Option<u64>, change: impl FnOnce(&mut LlmOptions)) -> Option<Llm> {
     let gpu = gpu()?;
     let mut options = LlmOptions { gpu: Some(gpu), ..options(num_host_blocks.map(blocks)) };
@@ -129,7 +129,7 @@ fn the_limit_holds_and_the_events_say_what_is_there() {
     let tier = || llm.engine().stats().unwrap().host_tier.unwrap();
     let heard_of =
         || heard.lock().unwrap().keys().filter(|(medium, _)| *medium == Medium::Host).count() as u64;
-    // What the cache gives away next is copied while nothing runs, and that comes to an end.
+    // Blocks that the cache would evict next are copied while no request runs, and copying ends.
     let start = Instant::now();
     let mut before = tier();
     loop {
@@ -148,7 +148,28 @@ fn the_limit_holds_and_the_events_say_what_is_there() {
     assert!(before.num_bytes <= before.max_bytes);
 }
 
-/// What does not fit into the host's memory is in files, and a prefix may come from both.
+/// Also for more blocks than a step would take.
+#[test]
+fn while_nothing_runs_the_host_gets_what_there_is_room_for() {
+    for (num_host_blocks, expected) in [(100, 3), (2, 2)] {
+        let small_steps = |options: &mut LlmOptions| {
+            options.limits.max_num_batched_tokens = Some(BLOCK_SIZE);
+            options.limits.max_num_seqs = 1;
+        };
+        let Some(llm) = load_with(Some(num_host_blocks), small_steps) else { return };
+        answer(&llm, 0);
+        let start = Instant::now();
+        let tier = || llm.engine().stats().unwrap().host_tier.unwrap();
+        while tier().num_blocks < expected {
+            assert!(start.elapsed() < Duration::from_secs(20), "{:?}", tier());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(tier().num_stored_blocks, expected, "{:?}", tier());
+    }
+}
+
+/// Blocks that exceed the host's memory are in files, and a prefix may come from both.
 #[test]
 fn files_are_behind_the_host() {
     let folder = tempfile::tempdir().unwrap();
@@ -165,7 +186,7 @@ fn files_are_behind_the_host() {
 }
 
 #[test]
-fn blocks_are_copied_behind_the_work_and_before_what_follows() {
+fn blocks_are_copied_after_earlier_and_before_later_work() {
     if let Some(gpu) = gpu() {
         host_blocks::copies_are_in_order(&gpu);
         host_blocks::many_are_read_exactly(&gpu);

@@ -9,9 +9,9 @@ use tinyvllm::self_test::{Check, Effort, Family};
 
 use crate::emulator::{Barrier, Emulator, Order, Timing, Variant, run_again};
 use crate::oracle::Remembering;
+use crate::packed::is_of_a_size_for_more_cores;
 use crate::planted::{Device, Wanted, small};
 use crate::proved::on_its_day;
-use crate::rounded::is_of_a_size_for_more_cores;
 
 fn check(gpu: Option<Emulator>) {
     check_libraries(gpu, &Family::ALL, &LIBRARIES);
@@ -63,7 +63,7 @@ fn on_tensor_cores_checked() {
     });
 }
 
-/// What planted defects are noticed on beside a device like those above.
+/// Devices for planted defects in addition to one like those above.
 #[test]
 fn on_smaller_tensor_cores() {
     on_its_day("ops::on_smaller_tensor_cores", || {
@@ -81,7 +81,7 @@ fn in_order() {
     check(Emulator::new(Variant::Fast).map(|gpu| gpu.with_timing(Timing::Late)));
 }
 
-/// What a kernel of as many registers as there are is allowed.
+/// The limit of a kernel that takes all registers.
 const FEWEST_THREADS: usize = 384;
 
 /// On a device with the fewest threads of any, into which every kernel fits.
@@ -121,7 +121,7 @@ fn the_sanitizers_find_nothing() {
 pub(crate) fn barriers() -> impl Iterator<Item = Wanted<'static>> {
     LIBRARIES.into_iter().flat_map(|library| {
         let family = match library.name {
-            "matvec" | "matmul" => Family::Products,
+            "matvec" | "matmul" => Family::Matmul,
             "rope" | "paged_attention" | "flash_attention" => Family::Attention,
             "latent" | "latent_attention" => Family::Latent,
             "experts" => Family::Experts,

@@ -1,4 +1,4 @@
-//! What is right of each check, computed once for all devices of this process.
+//! The expected results of checks, computed once for all devices of this process.
 
 use std::sync::{Arc, LazyLock};
 
@@ -7,12 +7,12 @@ use tinyvllm::self_test::{Check, Expected, Memo, Report};
 
 static MEMO: LazyLock<Memo> = LazyLock::new(Memo::default);
 
-/// What [`Report::expected`] asks for.
+/// The result for [`Report::expected`].
 pub(crate) fn expected(name: &str, compute: &mut dyn FnMut() -> Result<Expected>) -> Result<Arc<Expected>> {
     MEMO.expected(name, compute)
 }
 
-/// Hears of all checks, and remembers what is right.
+/// Receives all checks, and keeps their expected results.
 pub(crate) struct Remembering<F>(pub(crate) F);
 
 impl<F: FnMut(Check)> Report for Remembering<F> {

@@ -1,4 +1,4 @@
-//! What the kernels take for granted is tried first, and a GPU that is different hears what to do.
+//! The kernels' assumptions are checked first, and a GPU that differs gets a message with the way out.
 
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ fn they_are_the_first_lines_of_a_self_test_and_name_the_limits() {
     );
 }
 
-/// A GPU that differs in one place of a library's text, and what is said of it.
+/// A GPU that differs in one line of a library's text, and the expected message.
 #[test]
 fn a_gpu_that_is_different_is_told_apart() {
     let cases = [
@@ -101,7 +101,7 @@ fn a_gpu_that_is_different_is_told_apart() {
             "fma(sum, factor, others)",
             "fma(COLUMNS == 4 ? sum * 1.0000002f : sum, factor, others)",
             "probe: rows by themselves and with others",
-            " in a product of 1 rows and ",
+            " in a matmul of 1 rows and ",
         ),
     ];
     for (library, from, to, name, detail) in cases {

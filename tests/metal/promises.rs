@@ -28,7 +28,7 @@ fn same_tokens_however_they_are_scheduled() {
     }
 }
 
-/// With products on tensor cores, as on an NVIDIA GPU.
+/// With matmuls on tensor cores, as on an NVIDIA GPU.
 #[test]
 fn same_tokens_on_tensor_cores() {
     if let Some(gpu) = Emulator::new(Variant::Fast) {
@@ -37,7 +37,7 @@ fn same_tokens_on_tensor_cores() {
     }
 }
 
-/// The last block of a prompt of 29 tokens is copied for all but one of the sequences that go on from it.
+/// The last block of a prompt of 29 tokens is copied for all but one of the sequences that continue it.
 #[test]
 fn each_fork_of_a_prompt_goes_on_as_if_alone() {
     let rows = LIBRARIES.into_iter().find(|library| library.name == "rows").unwrap();
@@ -98,7 +98,7 @@ fn a_layer_with_experts_has_at_most_thirteen_dispatches() {
     }
 }
 
-/// Those of a token behind a prompt of this length, with those of embedding, logits and sampling.
+/// Those of a token after a prompt of this length, with those of embedding, logits and sampling.
 fn dispatches(llm: &Llm, prompt_len: u32) -> u64 {
     let count = |max_tokens: usize| {
         let before = llm.context().num_dispatches();
@@ -111,7 +111,7 @@ fn dispatches(llm: &Llm, prompt_len: u32) -> u64 {
     count(3) - count(2)
 }
 
-/// A layer is six kernels, and one more where the context is cut into pieces that are merged.
+/// A layer is six kernels, and one more where the context is cut into KV splits that are merged.
 #[test]
 fn a_layer_of_a_token_has_at_most_seven_dispatches() {
     let Some(llm) = load(|limits| limits.enable_prefix_caching = false) else { return };

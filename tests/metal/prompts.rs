@@ -1,4 +1,4 @@
-//! Attention of prompts on tensor cores, cut into pieces.
+//! Attention of prompts on tensor cores, cut into chunks.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use tinyvllm::config::RopeStyle;
 use tinyvllm::ops::gpu::{CUDA_LIBRARIES, ChipClass};
 use tinyvllm::ops::{
     AttentionHeads, AttentionLimits, AttentionMetadata, AttentionScratch, AttentionSpec, Buffer, Context,
-    DeviceInputs, KvCache, KvCacheDType, RopeTable, RowForm, StepInputs, paged_attention, rope_kv_write,
+    DeviceInputs, KvCache, KvCacheDType, RopeTable, RowMode, StepInputs, paged_attention, rope_kv_write,
 };
 use tinyvllm::self_test::one_layer;
 
@@ -24,8 +24,8 @@ struct Shape {
     window: Option<usize>,
 }
 
-/// The results of all tokens of a sequence, whose pieces are a step each.
-fn attention(context: &Context, shape: &Shape, pieces: &[Range<usize>]) -> Vec<u32> {
+/// The results of all tokens of a sequence, whose chunks are a step each.
+fn attention(context: &Context, shape: &Shape, chunks: &[Range<usize>]) -> Vec<u32> {
     let &Shape { num_heads, num_kv_heads, head_dim, window } = shape;
     let heads = AttentionHeads::new(num_heads, num_kv_heads, head_dim);
     let spec = AttentionSpec { window, ..AttentionSpec::plain(heads, 0.1) };
@@ -44,34 +44,34 @@ fn attention(context: &Context, shape: &Shape, pieces: &[Range<usize>]) -> Vec<u
     let mut table = RopeTable::new(context, RopeStyle::HalfSplit, frequencies, 1.0, NUM_TOKENS).unwrap();
     table.extend_to(NUM_TOKENS).unwrap();
     let mut results = Vec::new();
-    for piece in pieces {
+    for chunk in chunks {
         let width = (num_heads + 2 * num_kv_heads) * head_dim;
-        let values = piece.start * width..piece.end * width;
-        let mut qkv = Buffer::new(context, piece.len(), width).unwrap();
-        qkv.write(piece.len(), |rows| {
+        let values = chunk.start * width..chunk.end * width;
+        let mut qkv = Buffer::new(context, chunk.len(), width).unwrap();
+        qkv.write(chunk.len(), |rows| {
             for (row, index) in rows.iter_mut().zip(values) {
                 *row = (index * 7919 % 1013) as f32 / 506.0 - 1.0;
             }
         })
         .unwrap();
-        let mut out = Buffer::new(context, piece.len(), num_heads * head_dim).unwrap();
+        let mut out = Buffer::new(context, chunk.len(), num_heads * head_dim).unwrap();
         let metadata = AttentionMetadata {
-            query_start_loc: vec![0, piece.len()],
-            seq_lens: vec![piece.end],
+            query_start_loc: vec![0, chunk.len()],
+            seq_lens: vec![chunk.end],
             block_tables: (0..num_blocks as u32).collect(),
             block_table_starts: vec![0, num_blocks],
-            slot_mapping: piece.clone().collect(),
+            slot_mapping: chunk.clone().collect(),
             block_size: BLOCK_SIZE,
-            forms: vec![RowForm::of(piece.len())],
+            modes: vec![RowMode::of(chunk.len())],
         };
-        let positions: Vec<u32> = (piece.start as u32..piece.end as u32).collect();
+        let positions: Vec<u32> = (chunk.start as u32..chunk.end as u32).collect();
         let mut inputs = DeviceInputs::new(context, &limits, BLOCK_SIZE).unwrap();
         let step = StepInputs::new(&positions, &positions, &[], &metadata);
         let step = inputs.upload(context, step, &cache).unwrap();
         rope_kv_write(context, &mut qkv, &step, None, &table, &mut cache, 0).unwrap();
         paged_attention(context, &mut scratch, &spec, &qkv, &cache, 0, &step, None, &mut out).unwrap();
         results.extend(
-            out.read(piece.len(), |rows| rows.iter().map(|value| value.to_bits()).collect::<Vec<_>>())
+            out.read(chunk.len(), |rows| rows.iter().map(|value| value.to_bits()).collect::<Vec<_>>())
                 .unwrap(),
         );
     }
@@ -83,13 +83,13 @@ fn num_differences(gpu: &Arc<Emulator>, shape: &Shape) -> usize {
     let context = Context::gpu(gpu.clone());
     let whole = attention(&context, shape, std::slice::from_ref(&(0..NUM_TOKENS)));
     let cuts = [&[0, 64, 200][..], &[0, 33, 150, 200], &[0, 2, 131, 133, 200]];
-    let pieces = cuts.map(|cuts| cuts.windows(2).map(|cut| cut[0]..cut[1]).collect::<Vec<_>>());
-    let results = pieces.iter().flat_map(|pieces| attention(&context, shape, pieces));
-    results.zip(whole.iter().cycle()).filter(|(piece, whole)| piece != *whole).count()
+    let chunks = cuts.map(|cuts| cuts.windows(2).map(|cut| cut[0]..cut[1]).collect::<Vec<_>>());
+    let results = chunks.iter().flat_map(|chunks| attention(&context, shape, chunks));
+    results.zip(whole.iter().cycle()).filter(|(chunk, whole)| chunk != *whole).count()
 }
 
 #[test]
-fn a_token_has_the_same_bits_in_every_piece_of_a_prompt() {
+fn a_token_has_the_same_bits_in_every_chunk_of_a_prompt() {
     let library = CUDA_LIBRARIES.into_iter().find(|library| library.name == "prefill_attention").unwrap();
     // Tiles of keys that begin where the window of the first token does.
     let (right, wrong) = ("window_begin / KEYS * KEYS", "window_begin");

@@ -1,8 +1,9 @@
-//! What is known of tests that take long, as long as nothing that their outcome depends on has changed.
+//! Results of long tests, valid until a file changes that they depend on.
 //!
-//! `proved.txt` has a digest of all of that for each such test. While it is the digest of what is there, a part of the test
-//! is done, another one each day, or the test on its day of several; otherwise, all of it is. `TINYVLLM_PROVE` does all and
-//! writes the file; `TINYVLLM_SEARCH_NOTICED`, which CI sets once a week, does all and believes nothing.
+//! `proved.txt` has a digest of these files for each such test. While the digest matches, only a part of the test runs,
+//! another one each day, or the whole test on one day of several; otherwise, all of it runs. `TINYVLLM_PROVE` runs
+//! everything and writes the file; `TINYVLLM_SEARCH_NOTICED`, which CI sets once a week, runs everything and ignores
+//! the file.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -22,14 +23,14 @@ const HEADER: &str = "\
 # written by the tests themselves: TINYVLLM_PROVE=1 cargo test --test metal
 ";
 
-/// Set to do everything and to write what is known afterwards.
+/// Set to run everything and to write the results afterwards.
 pub(crate) const PROVE: &str = "TINYVLLM_PROVE";
-/// Set to do everything as if nothing were known.
+/// Set to run everything and ignore the file.
 pub(crate) const SEARCH: &str = "TINYVLLM_SEARCH_NOTICED";
 
-/// Kernels, what launches and defines them, the checks, and the tests with their emulator.
+/// Kernels, the code that launches and defines them, the checks, and the tests with their emulator.
 const DEPENDED_ON: [&str; 4] = ["metal_kernels", "src/ops", "src/self_test", "tests/metal"];
-/// Of these, what runs on no GPU, and what is made from the others.
+/// Exceptions: code that runs on no GPU, and files that are made from the others.
 const NOT_DEPENDED_ON: [&str; 3] = ["src/ops/cpu", FILE, "tests/metal/planted/noticed.txt"];
 
 /// Tests that are done as a whole or not at all; each has its day.
@@ -48,7 +49,7 @@ const DAYS: u64 = BY_DAY.len() as u64;
 struct Proved {
     digest: String,
     known: BTreeMap<String, String>,
-    /// What was found right in this process.
+    /// Tests that passed in this process.
     written: Mutex<BTreeMap<String, String>>,
     proves: bool,
     believes: bool,
@@ -74,12 +75,12 @@ impl Proved {
     }
 }
 
-/// Whether all of a test was right with what is there, so that a part of it suffices.
+/// Whether all of a test passed with the current files, so that a part of it suffices.
 pub(crate) fn is_known(test: &str) -> bool {
     PROVED.is_known(test)
 }
 
-/// Whether an item of a test is one of those that are tried today whatever is known. Each comes round.
+/// Whether an item of a test always runs today. Each has its turn.
 pub(crate) fn is_of_today(item: &str) -> bool {
     is_of_day(item, today())
 }
@@ -98,11 +99,11 @@ pub(crate) fn note(test: &str) {
     fs::write(in_project(FILE), text).unwrap();
 }
 
-/// Does a test of [`BY_DAY`] on its day, and whenever it is not known that it is right.
+/// Runs a test of [`BY_DAY`] on its day, and whenever its result is unknown.
 #[track_caller]
 pub(crate) fn on_its_day(test: &str, run: impl FnOnce()) {
-    let place = BY_DAY.iter().position(|own| *own == test).expect("the test has a day");
-    if is_known(test) && today() % DAYS != place as u64 {
+    let day = BY_DAY.iter().position(|own| *own == test).expect("the test has a day");
+    if is_known(test) && today() % DAYS != day as u64 {
         say(&format!("known: {test}; it has another day"));
         return;
     }
@@ -155,14 +156,14 @@ fn in_project(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// For everybody to see, unlike what the test harness shows for failed tests only.
+/// Printed always, unlike the test harness's output, which it shows for failed tests only.
 pub(crate) fn say(message: &str) {
     drop(writeln!(std::io::stderr(), "{message}"));
 }
 
 #[test]
 fn each_item_is_of_one_day_of_several() {
-    let items: Vec<String> = (0..800).map(|number| format!("products: matvec.metal: {number}")).collect();
+    let items: Vec<String> = (0..800).map(|number| format!("matmul: matvec.metal: {number}")).collect();
     for day in 20_000..20_000 + DAYS {
         let count = items.iter().filter(|item| is_of_day(item, day)).count();
         assert!((60..140).contains(&count), "{count} on day {day}");
@@ -187,18 +188,18 @@ fn what_is_known_of_other_sources_is_nothing() {
     assert!(!proved("now", true).is_known("ops::fast"));
 }
 
-/// Whatever is changed in one of the files, the digest is another one.
+/// Every change to one of the files changes the digest.
 #[test]
 fn the_digest_is_of_kernels_launches_and_checks() {
     let mut files = Vec::new();
     DEPENDED_ON.iter().for_each(|path| add_files(&in_project(path), &mut files));
     for file in [
         "metal_kernels/codes.h",
-        "src/ops/gpu/device/cuda/kernels/pieces.h",
+        "src/ops/gpu/device/cuda/kernels/fragments.h",
         "src/ops/gpu/matmul/launch.rs",
         "src/self_test/latent.rs",
         "tests/metal/emulator/runtime/checks.hpp",
-        "tests/metal/planted/products.txt",
+        "tests/metal/planted/matmul.txt",
     ] {
         assert!(files.contains(&in_project(file)), "{file}");
     }

@@ -1,5 +1,5 @@
-//! A GPU that executes nothing and writes down what it would take to: of each dispatch, operations and bytes, from
-//! the arguments and the lists that its kernel would read.
+//! A GPU that executes nothing and records costs: operations and bytes of each dispatch, from the arguments and the
+//! lists that its kernel would read.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ const BYTES_PER_SECOND: f64 = 68e9;
 /// Threadgroup memory of an NVIDIA GPU.
 const NVIDIA_MEMORY: usize = 227 << 10;
 
-/// What a dispatch makes a GPU do.
+/// The work of a dispatch.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Dispatch {
     pub(crate) function: String,
@@ -41,7 +41,7 @@ impl Dispatch {
 #[derive(Debug)]
 pub(crate) struct Recorder {
     class: ChipClass,
-    patience: Duration,
+    dispatch_budget: Duration,
     copy_bandwidth: Option<f64>,
     compiled_late: Option<&'static str>,
     state: Mutex<State>,
@@ -96,18 +96,18 @@ fn memory_of(buffer: &GpuBuffer) -> &Memory {
 }
 
 impl Recorder {
-    pub(crate) fn new(patience: Duration) -> Self {
+    pub(crate) fn new(dispatch_budget: Duration) -> Self {
         let state = State { kernels: Vec::new(), commits: vec![Vec::new()] };
         Self {
             class: ChipClass::Base,
-            patience,
+            dispatch_budget,
             copy_bandwidth: None,
             compiled_late: None,
             state: Mutex::new(state),
         }
     }
 
-    /// As a chip of this class. What kernels of tensor cores take is not written down.
+    /// As a chip of this class. Kernels for tensor cores are not recorded.
     pub(crate) fn with_class(self, class: ChipClass) -> Self {
         Self { class, ..self }
     }
@@ -120,12 +120,12 @@ impl Recorder {
         PipelineLimits { max_memory, ..PipelineLimits::APPLE }
     }
 
-    /// What is measured as the bandwidth of a copy.
+    /// The measured bandwidth of a copy.
     pub(crate) fn with_copy_bandwidth(self, bytes_per_second: f64) -> Self {
         Self { copy_bandwidth: Some(bytes_per_second), ..self }
     }
 
-    /// Compiles one kernel when it is first dispatched, as if nobody had asked for it before.
+    /// Compiles one kernel when it is first dispatched, as if it had not been asked for before.
     pub(crate) fn with_late_compilation(self, function: &'static str) -> Self {
         Self { compiled_late: Some(function), ..self }
     }
@@ -169,8 +169,8 @@ impl Gpu for Recorder {
         Ok(self.copy_bandwidth)
     }
 
-    fn patience(&self) -> Duration {
-        self.patience
+    fn dispatch_budget(&self) -> Duration {
+        self.dispatch_budget
     }
 
     fn allocate(&self, len: usize, placement: Placement) -> Result<GpuBuffer> {
@@ -216,7 +216,7 @@ impl Gpu for Recorder {
         if self.class == ChipClass::Nvidia {
             return Ok(());
         }
-        // The last number is what values have.
+        // The last number is the width of values.
         let value_dim = kernel.constants.iter().rev().find_map(|constant| match constant {
             Constant::U16(_, number) => Some(f64::from(*number)),
             Constant::Bool(..) => None,
@@ -266,7 +266,7 @@ struct MatrixArgs {
 /// `MatvecArgs` and `MatmulArgs`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct ProductArgs {
+struct MatmulArgs {
     num_units: u32,
     num_tokens: u32,
     x_stride: u32,
@@ -278,7 +278,7 @@ struct ProductArgs {
     matrices: [MatrixArgs; 3],
 }
 
-/// `Pages` of `kv_cache.h` and what follows it in the arguments of all attention.
+/// `Pages` of `kv_cache.h` and the next fields in the arguments of all attention kernels.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct AttentionArgs {
@@ -322,7 +322,7 @@ fn list<T: Pod>(binding: &Binding<'_>, len: usize) -> Vec<T> {
 /// Operations and bytes of a launch.
 ///
 /// # Panics
-/// For a kernel that is not known here, so that none is forgotten.
+/// For an unknown kernel, so that none is missed.
 fn work_of(function: &str, is_grouped: bool, value_dim: f64, launch: &Launch<'_>) -> (f64, f64) {
     const FAMILIES: [&str; 22] = [
         "matvec_swiglu_",
@@ -353,10 +353,10 @@ fn work_of(function: &str, is_grouped: bool, value_dim: f64, launch: &Launch<'_>
     let rest = &function[family.len()..];
     let num_groups = (grid[0] * grid[1]) as f64;
     match family {
-        "matvec_swiglu_" => product(args, rest, 2, grid[1], is_grouped),
-        "matvec_" => product(args, rest, 3, grid[1], is_grouped),
-        "matmul_swiglu_" => product(args, rest, 2, grid[2], is_grouped),
-        "matmul_" => product(args, rest, 3, grid[2], is_grouped),
+        "matvec_swiglu_" => matmul(args, rest, 2, grid[1], is_grouped),
+        "matvec_" => matmul(args, rest, 3, grid[1], is_grouped),
+        "matmul_swiglu_" => matmul(args, rest, 2, grid[2], is_grouped),
+        "matmul_" => matmul(args, rest, 3, grid[2], is_grouped),
         "silu_mul" => (0.0, 12.0 * word(args, 0)),
         "gated_experts" => {
             let num_operands = if word(args, 2) == 0.0 { 3.0 } else { 5.0 };
@@ -402,11 +402,11 @@ fn work_of(function: &str, is_grouped: bool, value_dim: f64, launch: &Launch<'_>
 }
 
 /// `rest` is the format and the number of rows of activations that a threadgroup computes. Each of the matrices may be
-/// a stack, of which so many take part.
-fn product(args: &[u8], rest: &str, num_matrices: usize, num_stacked: usize, is_grouped: bool) -> (f64, f64) {
-    let args: ProductArgs = pod_read_unaligned(&args[..size_of::<ProductArgs>()]);
+/// a stack, of which this many are multiplied.
+fn matmul(args: &[u8], rest: &str, num_matrices: usize, num_stacked: usize, is_grouped: bool) -> (f64, f64) {
+    let args: MatmulArgs = pod_read_unaligned(&args[..size_of::<MatmulArgs>()]);
     let (format, unit) = rest.rsplit_once('_').unwrap();
-    // If the last matrix has another format, which comes behind, it counts like the others.
+    // If the last matrix has another format, which comes after, it counts like the others.
     let is_first = |dtype: &DType| {
         let rest = format.strip_prefix(&dtype.to_string());
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("_Q"))
@@ -441,7 +441,7 @@ fn decode(args: &[u8], rest: &str, rows: &[DecodeRow]) -> (f64, f64) {
     (4.0 * f64::from(a.num_heads) * values, 2.0 * f64::from(a.num_kv_heads) * value_bytes(rest) * values)
 }
 
-/// Each token reads the rows that it attends to, once for as many heads as a threadgroup has.
+/// Each token reads the rows that it attends to, once for all heads of a threadgroup.
 fn latent(args: &[u8], rest: &str, grid: [usize; 3], rows: &[DecodeRow]) -> (f64, f64) {
     let (row_dim, num_heads, value_dim) = (word(args, 2), word(args, 5), word(args, 6));
     let num_keys: f64 = rows.iter().map(|row| f64::from(row.seq_len)).sum();

@@ -1,5 +1,5 @@
-//! Whether the kernels of a decode step keep to the registers that a thread of an Apple GPU has, as far as NVIDIA's
-//! compiler tells: no array on the stack, and nothing spilled but a value or two by which the compiler makes room for
+//! Whether the kernels of a decode step fit into the registers that a thread of an Apple GPU has, as far as NVIDIA's
+//! compiler reports: no array on the stack, and no spills except a value or two with which the compiler makes space for
 //! another threadgroup.
 //!
 //! It takes the compiler and no GPU. The kernels' names are from the emulator.
@@ -21,12 +21,12 @@ static PLANTED: Library = Library { name: "registers", source: include_str!("ker
 const ARCHITECTURE: i32 = 90;
 const OLDEST_ARCHITECTURE: i32 = 80;
 
-/// As many as a thread of an Apple GPU can have: what spills here may spill there. The compiler is told that threadgroups
-/// are so large that there are no more.
+/// The maximum of a thread of an Apple GPU: a kernel that spills here may spill there. The compiler assumes
+/// threadgroups so large that there are no more.
 const MAX_REGISTERS: usize = 128;
 
-/// Registers with which one more threadgroup is in flight, and bytes, of six registers, that the compiler may spill of its
-/// own accord to get along with them: next to nothing.
+/// Registers with which one more threadgroup is in flight, and bytes, of six registers, that the compiler may spill for
+/// it: a negligible amount.
 const FEW_REGISTERS: usize = 64;
 const MAX_FEW_SPILLS: usize = 24;
 
@@ -36,15 +36,14 @@ fn is_of_a_decode_step(kernel: &str) -> bool {
     !is_of_rows && !kernel.starts_with("matmul") && !kernel.starts_with("flash")
 }
 
-/// The sets of values of so many flags that launches of a kernel have: bit `i` is constant `i`. Products with the fourth, of
-/// groups, and those with gates have no bias and are added to nothing.
+/// The values of this many flags with which a kernel is launched: bit `i` is constant `i`. Matmuls with the fourth, of
+/// groups, and those with gates have no bias and do not add to the previous values.
 fn flag_sets(kernel: &str, num_flags: usize) -> impl Iterator<Item = u32> {
     let is_gated = kernel.contains("swiglu");
     (0..1 << num_flags).filter(move |set| (!is_gated && set >> 3 == 0) || set & 0b0110 == 0)
 }
 
-/// What a thread of a kernel takes: registers, and bytes on its stack, to which it stores and from which it loads what
-/// has no place in a register.
+/// The resources of a kernel's thread: registers, bytes of its stack, and bytes of spill stores and loads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Usage {
     registers: usize,
@@ -66,7 +65,7 @@ impl Usage {
     }
 }
 
-/// Reads the messages of the compiler about one kernel; none if they do not say what it takes.
+/// Parses the compiler's messages about one kernel; none if they do not report its resources.
 fn usage(messages: &str) -> Option<Usage> {
     let frame = messages.lines().find(|line| line.contains("bytes stack frame"))?;
     let numbers: Vec<usize> = frame.split_whitespace().filter_map(|word| word.parse().ok()).collect();
@@ -76,8 +75,8 @@ fn usage(messages: &str) -> Option<Usage> {
     Some(Usage { registers: registers.parse().ok()?, stack, stores, loads })
 }
 
-/// What the kernels take, each with each set of flags that it may be launched with; none, with a message, where there is
-/// no compiler.
+/// The resources of the kernels, with each set of flags that they may be launched with; none, with a message, if there
+/// is no compiler.
 fn usages(libraries: &[&Library], wants: impl Fn(&str) -> bool) -> Option<Vec<(String, Usage)>> {
     let gpu = Emulator::new(Variant::Fast)?;
     let mut jobs: Vec<(&Library, String, u32)> = Vec::new();
@@ -114,7 +113,7 @@ fn usages(libraries: &[&Library], wants: impl Fn(&str) -> bool) -> Option<Vec<(S
     Some(usages.into_inner().unwrap())
 }
 
-/// What does not fit.
+/// Resources beyond the limits.
 fn findings(usages: &[(String, Usage)]) -> Vec<String> {
     let wrong = usages.iter().filter(|(_, usage)| !usage.fits());
     wrong.map(|(kernel, usage)| format!("{kernel}: {usage:?}")).collect()
@@ -162,8 +161,8 @@ fn attention_on_tensor_cores_fits_in_registers() {
         ("decode_attention_merge", [64, 128, 256]),
     ] {
         for head_dim in head_dims {
-            // What does not rotate has neither norms nor pairs. Models with sinks or a cap have no norms. Beside the widest
-            // heads, a cap has no place for a register or two.
+            // Variants without rotation have neither norms nor pairs. Models with sinks or a cap have no norms. With
+            // the widest heads, a cap spills a register or two.
             let flags = match kernel.ends_with("merge") {
                 true => &["", "s"][..],
                 false => &["", "r", "nr", "nir", "s", "rs", "c", "rc"],

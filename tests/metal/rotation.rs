@@ -1,4 +1,4 @@
-//! Attention that rotates gives the same bits as a rotation and attention behind it, in its results and in the cache.
+//! Attention that rotates gives the same bits as a rotation and attention after it, in its results and in the cache.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use tinyvllm::config::RopeStyle;
 use tinyvllm::ops::gpu::ChipClass;
 use tinyvllm::ops::{
     AttentionHeads, AttentionLimits, AttentionMetadata, AttentionScratch, AttentionSpec, Buffer, Context,
-    DeviceInputs, HeadNorms, KvCache, KvCacheDType, RmsNorm, RopeTable, RowForm, StepInputs, Vector,
+    DeviceInputs, HeadNorms, KvCache, KvCacheDType, RmsNorm, RopeTable, RowMode, StepInputs, Vector,
     paged_attention, rope_attention, rope_kv_write,
 };
 use tinyvllm::self_test::one_layer;
@@ -16,8 +16,8 @@ use crate::emulator::{Emulator, Variant};
 const BLOCK_SIZE: usize = 24;
 const MAX_LEN: usize = 800;
 
-/// Tokens of each sequence before the steps that are compared: ends at and around those of tiles and pieces. Steps are so
-/// many that the last one reads several keys of earlier ones.
+/// Tokens of each sequence before the compared steps: ends at and around those of tiles and KV splits. There are enough
+/// steps that the last one reads several keys of earlier ones.
 const LENS: [usize; 5] = [0, 14, 511, 767, 100];
 const NUM_STEPS: usize = 4;
 
@@ -60,7 +60,7 @@ fn metadata(ranges: &[(usize, usize)]) -> (AttentionMetadata, Vec<u32>) {
         positions.extend(begin as u32..end as u32);
         metadata.query_start_loc.push(positions.len());
         metadata.seq_lens.push(end);
-        metadata.forms.push(RowForm::of(end - begin));
+        metadata.modes.push(RowMode::of(end - begin));
         metadata.block_tables.extend((0..end).step_by(BLOCK_SIZE).map(|at| block(at) as u32));
         metadata.block_table_starts.push(metadata.block_tables.len());
     }

@@ -1,4 +1,4 @@
-//! What the device's sampler leaves behind for the next pass and for the next step.
+//! State of the device's sampler between passes and between steps.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ fn logits(context: &Context, value: f32) -> Buffer {
     logits
 }
 
-/// A multi-step whose rows have all ended leaves a pass in the queue that nobody waits for.
+/// A multi-step whose rows have all ended leaves a pass in the queue that no caller waits for.
 #[test]
 fn a_queued_pass_keeps_its_parameters_when_the_next_step_begins() {
     let Some(context) = late_context() else { return };
@@ -47,7 +47,7 @@ fn a_queued_pass_keeps_its_parameters_when_the_next_step_begins() {
     first.read(1, |logits| assert_eq!((logits[3], logits[5]), (4.0, 0.0))).unwrap();
 }
 
-/// A row whose logits are no numbers is carried along with a token that is none, and the others go on.
+/// A row with NaN logits passes on an invalid token, and the others continue.
 #[test]
 fn a_row_that_has_failed_does_not_fail_the_next_pass() {
     let Some(context) = late_context() else { return };

@@ -1,4 +1,4 @@
-//! Requests to an engine on some GPU, and what it promises of their tokens: emulated ones in this folder, and real ones in
+//! Requests to an engine on some GPU, and guarantees about their tokens: emulated GPUs in this folder, and real ones in
 //! `tests/cuda`.
 
 use std::sync::Arc;
@@ -41,9 +41,9 @@ fn requests(llm: &Llm) -> Vec<Request> {
                  look at the ships.";
     let greedy =
         SamplingParams { max_tokens: Some(NUM_TOKENS), ignore_eos: true, ..SamplingParams::greedy() };
-    // Draws that are far from a limit between two tokens: on tensor cores, attention of a token by itself and of a longer piece
-    // of a prompt round differently, as do products of up to 64 rows and of more. With seed 7, one fell on the other side of a
-    // limit if the last piece of its prompt was one token.
+    // Draws that are far from a limit between two tokens: on tensor cores, attention of a token by itself and of a longer chunk
+    // of a prompt round differently, as do matmuls of up to 64 rows and of more. With seed 7, one fell on the other side of a
+    // limit if the last chunk of its prompt was one token.
     let seeded = SamplingParams { temperature: 0.9, top_p: 0.9, seed: Some(3), ..greedy.clone() };
     let filtered = SamplingParams { top_k: 20, repetition_penalty: 1.2, ..seeded.clone() };
     let forked = SamplingParams { n: 2, logprobs: Some(1), ..seeded.clone() };
@@ -55,7 +55,7 @@ fn requests(llm: &Llm) -> Vec<Request> {
         request(&format!("{story} One morning,"), seeded.clone()),
         request("The", filtered),
         request(&format!("{story} At night,"), forked),
-        // What the device cannot do, beside what it can.
+        // Unsupported operations, along with supported ones.
         Request { constraint: Some(digits), ..request(&format!("{story} She counted:"), seeded) },
         Request { prompt_logprobs: Some(1), ..request("A paged cache is a way to", greedy) },
     ]
@@ -109,7 +109,8 @@ fn the_same_with(gpu: &Arc<dyn Gpu>, dtype: KvCacheDType) {
     the_same_with_drafts(gpu, dtype, &alone);
 }
 
-/// Requests one by one, whose outputs are predicted as they are or with a wrong token: the same tokens, in fewer steps.
+/// Requests one by one, with correct predictions of their outputs or with a wrong token in them: the same tokens, in
+/// fewer steps.
 fn the_same_with_drafts(gpu: &Arc<dyn Gpu>, dtype: KvCacheDType, alone: &[Vec<Vec<u32>>]) {
     for (num_speculative_tokens, wrong_at) in [(3, NUM_TOKENS), (8, 3)] {
         let method = SpeculativeMethod::Forced;
@@ -131,7 +132,7 @@ fn the_same_with_drafts(gpu: &Arc<dyn Gpu>, dtype: KvCacheDType, alone: &[Vec<Ve
     }
 }
 
-/// The demo model says what it said where it was trained.
+/// The demo model gives the output of the machine where it was trained.
 pub(crate) fn the_tokens_of_the_training_script(gpu: Arc<dyn Gpu>) {
     let llm = load_on(gpu, |limits| limits.num_scheduler_steps = 4);
     let goldens: Vec<serde_json::Value> =

@@ -14,7 +14,7 @@ use tinyvllm::kv_cache::BlockId;
 use tinyvllm::models::{self, LoadOptions};
 use tinyvllm::ops::gpu::Gpu;
 use tinyvllm::ops::{Context, KvCache, KvCacheDType};
-use tinyvllm::runner::{ModelRunner, RowOutput, Runner, Step, StepDraft, StepRow};
+use tinyvllm::runner::{ModelRunner, Runner, ScheduledSequence, SequenceOutput, Step, StepDraft};
 use tinyvllm::sampling::{SamplerInput, SamplingParams};
 use tinyvllm::scheduler::SeqId;
 use tinyvllm::weights::Checkpoint;
@@ -67,14 +67,14 @@ fn checkpoint_of_8b() -> TempDir {
     file_of_holes(&config, tensors)
 }
 
-/// The shape of GLM-4.7-Flash: latent attention, and 64 experts beside one that is every token's.
+/// The shape of GLM-4.7-Flash: latent attention, and 64 experts and one that is every token's.
 fn checkpoint_of_experts() -> TempDir {
     const HIDDEN: usize = 2048;
     const HEADS: usize = 20;
     const EXPERT: usize = 1536;
     const NUM_EXPERTS: usize = 64;
     const VOCABULARY: usize = 154_880;
-    // Experts that lie apart are put together, so they take memory.
+    // Experts that are not adjacent are copied to a stack, so they take memory.
     const NUM_LAYERS: usize = 3;
     let config = serde_json::json!({
         "architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite", "hidden_act": "silu",
@@ -123,7 +123,7 @@ fn checkpoint_of_experts() -> TempDir {
     file_of_holes(&config, tensors)
 }
 
-/// A folder with a file of holes, which nobody reads.
+/// A folder with a file of holes, which is never read.
 fn file_of_holes(config: &serde_json::Value, tensors: Vec<(String, Vec<usize>)>) -> TempDir {
     let mut header = serde_json::Map::new();
     let mut end = 0;
@@ -174,14 +174,14 @@ fn load(
 
 /// A row of a step: `len` tokens from `start` on.
 #[derive(Debug, Clone, Copy)]
-struct Part {
+struct Chunk {
     start: usize,
     len: usize,
     samples: bool,
     all_logits: bool,
 }
 
-impl Part {
+impl Chunk {
     fn prompt(start: usize, len: usize) -> Self {
         Self { start, len, samples: false, all_logits: false }
     }
@@ -195,13 +195,13 @@ impl Part {
 fn execute(
     runner: &mut ModelRunner,
     params: &SamplingParams,
-    parts: &[Part],
+    chunks: &[Chunk],
     num_steps: usize,
     table_of: impl Fn(usize) -> Vec<BlockId>,
-) -> Vec<RowOutput> {
+) -> Vec<SequenceOutput> {
     let token_ids: Vec<u32> = (0..MAX_MODEL_LEN as u32).map(|index| 3 + index * 7 % 250).collect();
-    let tables: Vec<_> = (0..parts.len()).map(table_of).collect();
-    let row = |(index, (part, table)): (usize, (&Part, &Vec<BlockId>))| {
+    let tables: Vec<_> = (0..chunks.len()).map(table_of).collect();
+    let row = |(index, (chunk, table)): (usize, (&Chunk, &Vec<BlockId>))| {
         let input = SamplerInput {
             params,
             seed: 1,
@@ -212,10 +212,10 @@ fn execute(
             end_token_ids: &[],
             allowed: None,
         };
-        (part.start, part.len, table.clone(), part.samples.then_some(input), part.all_logits)
+        (chunk.start, chunk.len, table.clone(), chunk.samples.then_some(input), chunk.all_logits)
     };
-    let rows: Vec<_> = parts.iter().zip(&tables).enumerate().map(row).collect();
-    let rows = rows.iter().zip(0..).map(|((start, len, table, input, all_logits), seq)| StepRow {
+    let rows: Vec<_> = chunks.iter().zip(&tables).enumerate().map(row).collect();
+    let rows = rows.iter().zip(0..).map(|((start, len, table, input, all_logits), seq)| ScheduledSequence {
         seq: SeqId(seq),
         token_ids: &token_ids[..start + len],
         start: *start,
@@ -228,37 +228,39 @@ fn execute(
         all_logits: *all_logits,
         prompt_logprobs: None,
     });
-    runner.execute(&Step { rows: rows.collect(), num_steps, looks_ahead: false }).unwrap()
+    runner
+        .execute(&Step { sequences: rows.collect(), num_steps, may_queue_next: false, may_draft_next: false })
+        .unwrap()
 }
 
 /// Steps that are as large as they can be in one way or another.
-fn large_steps() -> Vec<(&'static str, Vec<Part>, usize)> {
+fn large_steps() -> Vec<(&'static str, Vec<Chunk>, usize)> {
     let longest = MAX_MODEL_LEN - 2;
-    let mut mixed = vec![Part::token(100_000); 200];
-    mixed.push(Part::prompt(50_000, MAX_NUM_BATCHED_TOKENS - 200));
-    let logits = Part { all_logits: true, ..Part::prompt(0, MAX_NUM_SEQS) };
+    let mut mixed = vec![Chunk::token(100_000); 200];
+    mixed.push(Chunk::prompt(50_000, MAX_NUM_BATCHED_TOKENS - 200));
+    let logits = Chunk { all_logits: true, ..Chunk::prompt(0, MAX_NUM_SEQS) };
     vec![
-        ("the beginning of a prompt", vec![Part::prompt(0, MAX_NUM_BATCHED_TOKENS)], 1),
+        ("the beginning of a prompt", vec![Chunk::prompt(0, MAX_NUM_BATCHED_TOKENS)], 1),
         (
             "the end of a prompt",
-            vec![Part::prompt(longest - MAX_NUM_BATCHED_TOKENS, MAX_NUM_BATCHED_TOKENS)],
+            vec![Chunk::prompt(longest - MAX_NUM_BATCHED_TOKENS, MAX_NUM_BATCHED_TOKENS)],
             1,
         ),
-        ("many sequences with the same long beginning", vec![Part::token(longest); MAX_NUM_SEQS], 2),
-        ("a prompt beside sequences", mixed, 1),
+        ("many sequences with the same long beginning", vec![Chunk::token(longest); MAX_NUM_SEQS], 2),
+        ("a prompt with sequences", mixed, 1),
         ("logits of a prompt", vec![logits], 1),
-        ("one sequence", vec![Part::token(10)], 2),
-        ("four sequences", vec![Part::token(longest); 4], 2),
+        ("one sequence", vec![Chunk::token(10)], 2),
+        ("four sequences", vec![Chunk::token(longest); 4], 2),
     ]
 }
 
-/// What takes too long: dispatches, and command buffers by the kernel that takes longest there.
+/// Work that takes too long: dispatches, and command buffers by their slowest kernel.
 fn too_long(commits: &[Vec<Dispatch>]) -> Vec<String> {
     let mut found = Vec::new();
     for commit in commits {
         let seconds = |dispatches: &[Dispatch]| dispatches.iter().map(Dispatch::seconds).sum::<f64>();
         let longest = commit.iter().max_by(|a, b| a.seconds().total_cmp(&b.seconds()));
-        // What the launch code rounds down to whole nanoseconds.
+        // The error of the launch code's rounding to whole nanoseconds.
         let rounding = 1e-9 * commit.len() as f64;
         if let Some(longest) = longest.filter(|_| seconds(commit) > MAX_SECONDS + rounding) {
             found.push(format!("a commit of {:.3} s, most of it {}", seconds(commit), longest.function));
@@ -272,9 +274,9 @@ fn too_long(commits: &[Vec<Dispatch>]) -> Vec<String> {
     found
 }
 
-/// What of all large steps takes too long on a GPU with this patience.
-fn too_long_with(patience: Duration, dtype: KvCacheDType, model: &Path) -> Vec<String> {
-    let gpu = Arc::new(Recorder::new(patience));
+/// Work of all large steps that takes too long on a GPU with this budget.
+fn too_long_with(dispatch_budget: Duration, dtype: KvCacheDType, model: &Path) -> Vec<String> {
+    let gpu = Arc::new(Recorder::new(dispatch_budget));
     let limits = [MAX_MODEL_LEN, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS];
     // Sequences share their blocks, so that all may be as long as can be.
     let blocks: Vec<BlockId> = (0..MAX_MODEL_LEN as u32 / BLOCK_SIZE as u32).map(BlockId).collect();
@@ -283,8 +285,8 @@ fn too_long_with(patience: Duration, dtype: KvCacheDType, model: &Path) -> Vec<S
     let params = SamplingParams { temperature: 1.0, top_k: 40, top_p: 0.9, ..SamplingParams::default() };
     gpu.take();
     let mut found = Vec::new();
-    for (name, parts, num_steps) in large_steps() {
-        execute(&mut runner, &params, &parts, num_steps, |_| blocks.clone());
+    for (name, chunks, num_steps) in large_steps() {
+        execute(&mut runner, &params, &chunks, num_steps, |_| blocks.clone());
         let commits = gpu.take();
         // A layer is six dispatches or more.
         let num_dispatches = commits.iter().flatten().count();
@@ -309,12 +311,12 @@ fn nothing_keeps_a_small_gpu_for_long() {
         "the beginning of a prompt: matmul_swiglu_BF16_32 of",
         // Spans of the context are launches by themselves.
         "the end of a prompt: a commit of",
-        "a prompt beside sequences: latent_attention_f16 of",
+        "a prompt with sequences: latent_attention_f16 of",
         "the same long beginning: latent_attention_f16 of",
     ] {
         assert!(found.iter().any(|found| found.contains(kernel)), "{kernel}\n{}", found.join("\n"));
     }
-    // A GPU with all patience gets launches as they come.
+    // A GPU with an unlimited budget gets launches undivided.
     let found = too_long_with(Duration::MAX, KvCacheDType::F16, model.path());
     for kernel in [
         "the beginning of a prompt: matmul_BF16_32 of",
@@ -329,35 +331,35 @@ fn nothing_keeps_a_small_gpu_for_long() {
     }
 }
 
-/// Logits and tokens of a few steps on a GPU with this patience, and how often each kernel was dispatched.
-fn logits_and_tokens(gpu: Emulator, model: &Path) -> (Vec<RowOutput>, BTreeMap<String, u64>) {
+/// Logits and tokens of a few steps on a GPU with this budget, and the number of dispatches of each kernel.
+fn logits_and_tokens(gpu: Emulator, model: &Path) -> (Vec<SequenceOutput>, BTreeMap<String, u64>) {
     let gpu = Arc::new(gpu.with_timing(Timing::Late));
     let mut runner = load(gpu.clone(), model, KvCacheDType::F16, [512, 512, 512], 128);
     let blocks_of = |row: usize| (0..16).map(|index| BlockId(index * 8 + row as u32)).collect();
-    let wanted = |part: Part| Part { all_logits: true, ..part };
+    let wanted = |chunk: Chunk| Chunk { all_logits: true, ..chunk };
     let params = SamplingParams { temperature: 0.9, top_p: 0.9, seed: Some(1), ..SamplingParams::default() };
-    // More than one tile of products and of attention, more than one piece of a context, which the cache has as zeros
+    // More than one tile of matmuls and of attention, more than one KV split, which the cache has as zeros
     // where it was not computed, and steps of few tokens.
-    let steps: [(&[Part], usize); 5] = [
-        (&[wanted(Part::prompt(0, 40)), wanted(Part::prompt(0, 21)), wanted(Part::prompt(0, 3))], 1),
-        (&[wanted(Part::prompt(300, 1)), wanted(Part::prompt(21, 6)), wanted(Part::prompt(3, 1))], 1),
-        (&[wanted(Part::prompt(301, 1)), wanted(Part::prompt(27, 2))], 1),
-        (&[Part::token(302), Part::token(29), Part::token(4)], 3),
+    let steps: [(&[Chunk], usize); 5] = [
+        (&[wanted(Chunk::prompt(0, 40)), wanted(Chunk::prompt(0, 21)), wanted(Chunk::prompt(0, 3))], 1),
+        (&[wanted(Chunk::prompt(300, 1)), wanted(Chunk::prompt(21, 6)), wanted(Chunk::prompt(3, 1))], 1),
+        (&[wanted(Chunk::prompt(301, 1)), wanted(Chunk::prompt(27, 2))], 1),
+        (&[Chunk::token(302), Chunk::token(29), Chunk::token(4)], 3),
         (
             &[
-                Part::token(305),
-                Part::token(32),
-                Part::token(7),
-                Part::token(0),
-                Part::token(0),
-                Part::token(0),
+                Chunk::token(305),
+                Chunk::token(32),
+                Chunk::token(7),
+                Chunk::token(0),
+                Chunk::token(0),
+                Chunk::token(0),
             ],
             2,
         ),
     ];
     let mut outputs = Vec::new();
-    for (parts, num_steps) in steps {
-        outputs.extend(execute(&mut runner, &params, parts, num_steps, blocks_of));
+    for (chunks, num_steps) in steps {
+        outputs.extend(execute(&mut runner, &params, chunks, num_steps, blocks_of));
     }
     (outputs, gpu.num_dispatches())
 }
@@ -374,9 +376,9 @@ fn that_launches_are_divided_shows_in_no_bit() {
         ("tiny/qwen3_moe/qwen3_moe.q8_0.gguf", &attention),
         ("tiny/glm4_moe_lite/glm4_moe_lite.q4_0.gguf", &latent),
     ] {
-        let run = |patience| {
+        let run = |dispatch_budget| {
             let gpu = Emulator::new(Variant::Fast)?;
-            Some(logits_and_tokens(gpu.with_patience(patience), &fixtures.join(model)))
+            Some(logits_and_tokens(gpu.with_dispatch_budget(dispatch_budget), &fixtures.join(model)))
         };
         let Some((expected, whole)) = run(Duration::MAX) else { return };
         assert!(expected.iter().any(|output| output.logits.iter().any(|logit| *logit != 0.0)));

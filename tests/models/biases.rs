@@ -35,9 +35,9 @@ fn with_biases(size: f32) -> TempDir {
 #[test]
 fn biases_of_feed_forward_networks_are_added() {
     let golden = Golden::read("tiny/llama/golden.safetensors");
-    let run = |path: &str, kernels: Kernels, pieces: &[usize]| {
+    let run = |path: &str, kernels: Kernels, chunks: &[usize]| {
         let setup = Setup { kernels, in_single_precision: true, ..Setup::default() };
-        Instance::open(path, setup).run(&golden.ids, pieces)
+        Instance::open(path, setup).run(&golden.ids, chunks)
     };
     let folders = [0.0, 0.5].map(with_biases);
     let [zeros, biased] = folders.each_ref().map(|folder| folder.path().to_str().unwrap());

@@ -1,4 +1,4 @@
-//! gpt-oss in every form in which its weights are kept, all of which have the same values.
+//! gpt-oss in every format of its weights, all of which have the same values.
 
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;

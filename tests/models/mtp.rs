@@ -5,7 +5,7 @@ use safetensors::tensor::TensorView;
 use serde_json::json;
 use tempfile::TempDir;
 use tinyvllm::kv_cache::BlockId;
-use tinyvllm::runner::{DraftRow, ModelRunner, Runner, Step, StepDraft, StepRow};
+use tinyvllm::runner::{DraftRequest, ModelRunner, Runner, ScheduledSequence, Step, StepDraft};
 use tinyvllm::sampling::{SamplerInput, SamplingParams};
 use tinyvllm::scheduler::SeqId;
 use tinyvllm::speculation::Draft;
@@ -16,11 +16,11 @@ const MODEL: &str = "tiny/mtp";
 const GOLDEN: &str = "tiny/mtp/golden.safetensors";
 const SINGLE: fn() -> Setup = || Setup { in_single_precision: true, drafts_itself: true, ..Setup::default() };
 
-/// What the golden file has beside that of other models.
+/// What the golden file has in addition to that of other models.
 struct MtpGolden {
-    /// What comes behind the token after each of `ids` but the last.
+    /// What comes after the token after each of `ids` but the last.
     logits: Vec<Vec<f32>>,
-    /// The tokens that are drafted behind the first 8, 9, … of `greedy`.
+    /// The tokens that are drafted after the first 8, 9, … of `greedy`.
     drafts: Vec<Vec<u32>>,
 }
 
@@ -38,32 +38,32 @@ impl MtpGolden {
     }
 }
 
-/// A sequence of an instance whose blocks lie one behind the other, and the block's state of its last token.
-struct Sequence {
+/// A sequence of an instance whose blocks lie one after the other, and the block's state of its last token.
+struct TestSequence {
     instance: Instance,
     tokens: Vec<u32>,
     num_computed: usize,
 }
 
-impl Sequence {
-    fn batch(&self, positions: std::ops::Range<usize>, token_ids: &[u32], form: RowForm) -> InputBatch {
+impl TestSequence {
+    fn batch(&self, positions: std::ops::Range<usize>, token_ids: &[u32], mode: RowMode) -> InputBatch {
         let mut batch = InputBatch::default();
         batch.clear();
         batch.attention.block_size = self.instance.block_size;
         batch.token_ids.extend_from_slice(token_ids);
         batch.positions.extend(positions.clone().map(|position| position as u32));
         batch.attention.slot_mapping.extend(positions.clone());
-        batch.attention.push(positions, 0, form, |index| index as u32);
+        batch.attention.push(positions, 0, mode, |index| index as u32);
         batch
     }
 
-    /// Computes the next `num` tokens, of which the one behind is known. Returns the logits of the last one and the block's
+    /// Computes the next `num` tokens, of which the one after is known. Returns the logits of the last one and the block's
     /// states of all.
     fn compute(&mut self, num: usize) -> (Vec<f32>, Vec<Vec<f32>>) {
         let positions = self.num_computed..self.num_computed + num;
         let (ids, next) =
             (&self.tokens[positions.clone()], &self.tokens[positions.start + 1..=positions.end]);
-        let mut batch = self.batch(positions.clone(), ids, RowForm::of(num));
+        let mut batch = self.batch(positions.clone(), ids, RowMode::of(num));
         batch.logits_indices.push(num - 1);
         let Instance { model, cache, .. } = &mut self.instance;
         let logits = model.forward(&batch, cache).unwrap().read(1, <[f32]>::to_vec).unwrap();
@@ -76,7 +76,7 @@ impl Sequence {
         (logits, states)
     }
 
-    /// The greedy tokens behind all that are known, from the state of the last one that is computed.
+    /// The greedy tokens after all that are known, from the state of the last one that is computed.
     fn draft(&mut self, state: &[f32], num: usize) -> Vec<u32> {
         let mut drafted = Vec::new();
         let mtp = self.instance.model.mtp().unwrap();
@@ -84,10 +84,10 @@ impl Sequence {
         while drafted.len() < num {
             let position = self.num_computed + drafted.len() - 1;
             let mut batch =
-                self.batch(position..position + 1, &drafted[drafted.len() - 1..], RowForm::Decode);
+                self.batch(position..position + 1, &drafted[drafted.len() - 1..], RowMode::Decode);
             batch.logits_indices.push(0);
             let Instance { model, cache, .. } = &mut self.instance;
-            let logits = model.mtp().unwrap().predict_behind(&batch, cache).unwrap();
+            let logits = model.mtp().unwrap().predict_after(&batch, cache).unwrap();
             drafted.push(argmax(&logits.read(1, <[f32]>::to_vec).unwrap()));
         }
         drafted
@@ -96,13 +96,13 @@ impl Sequence {
 
 fn check_golden(path: &str, setup: Setup) {
     let (golden, own) = (Golden::read(GOLDEN), MtpGolden::read());
-    let sequence = |tokens: &[u32]| Sequence {
+    let sequence = |tokens: &[u32]| TestSequence {
         instance: Instance::open(path, setup),
         tokens: tokens.to_vec(),
         num_computed: 0,
     };
     let what = format!("{path} with {:?}", setup.kernels);
-    // In two pieces of a prompt.
+    // In two chunks of a prompt.
     let mut prompt = sequence(&golden.ids);
     let mut states = prompt.compute(9).1;
     states.extend(prompt.compute(golden.ids.len() - 10).1);
@@ -133,7 +133,7 @@ fn the_block_predicts_what_its_definition_does() {
     }
 }
 
-/// What is beside the layers changes no bit of the model.
+/// The block after the layers changes no bit of the model.
 #[test]
 fn the_model_is_the_same_with_its_block() {
     check_exact(MODEL, GOLDEN, Setup { in_single_precision: true, ..Setup::default() });
@@ -192,7 +192,7 @@ fn an_embedding_and_a_head_of_the_block_count_if_they_are_others() {
     let golden = MtpGolden::read();
     let tokens = Golden::read(GOLDEN).greedy;
     let instance = Instance::open(turned.path().to_str().unwrap(), SINGLE());
-    let mut sequence = Sequence { instance, tokens, num_computed: 0 };
+    let mut sequence = TestSequence { instance, tokens, num_computed: 0 };
     let states = sequence.compute(7).1;
     assert_eq!(sequence.draft(states.last().unwrap(), 1), [golden.drafts[0][0].checked_sub(1).unwrap()]);
     // With another embedding, what is predicted from the same model is something else.
@@ -205,7 +205,7 @@ fn an_embedding_and_a_head_of_the_block_count_if_they_are_others() {
     assert_ne!(sequence.compute(7).1, states);
 }
 
-/// A GGUF file with the same tensors, in the form of files from before experts were stacked and `attn_kv_b` was split.
+/// A GGUF file with the same tensors, in the layout of files from before experts were stacked and `attn_kv_b` was split.
 fn gguf_file(folder: &Path) -> PathBuf {
     let checkpoint = Checkpoint::open(folder).unwrap();
     let mut entries = Vec::new();
@@ -292,7 +292,7 @@ fn a_gguf_file_has_the_block_too() {
 }
 
 #[test]
-fn who_has_no_block_is_told_so() {
+fn a_sequence_without_a_block_is_reported() {
     let refuse = |path: &Path, words: &[&str]| {
         let checkpoint = Checkpoint::open(path).unwrap();
         let mut config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
@@ -361,7 +361,7 @@ fn progress_ends_with_all_bytes_of_the_block() {
     assert_eq!(most.into_inner(), total as u64);
 }
 
-/// Blocks behind the first one stay where they are.
+/// Blocks after the first one stay where they are.
 #[test]
 fn one_block_of_several_is_loaded() {
     let folder = mixed_folder(MODEL, MODEL, &[("num_nextn_predict_layers", json!(u64::MAX))]);
@@ -392,9 +392,9 @@ impl Row {
     }
 
     /// The row of a step that computes `len` of these tokens, which are the sequence's and perhaps drafted ones.
-    fn step<'a>(&'a self, token_ids: &'a [u32], start: usize, len: usize) -> StepRow<'a> {
+    fn step<'a>(&'a self, token_ids: &'a [u32], start: usize, len: usize) -> ScheduledSequence<'a> {
         let is_complete = start + len >= self.tokens.len();
-        StepRow {
+        ScheduledSequence {
             seq: self.seq,
             token_ids,
             start,
@@ -410,14 +410,15 @@ impl Row {
     }
 }
 
-/// Behind chunks of prompts, single tokens, and drafts that come, that come in part and that do not, beside another sequence.
+/// After chunks of prompts, single tokens, and drafts that are accepted, partly accepted and rejected, alongside
+/// another sequence.
 #[test]
 fn a_runner_drafts_what_the_block_predicts() {
     const NUM_OWN_BLOCKS: u32 = 12;
     let golden = Golden::read(GOLDEN);
     let drafts = MtpGolden::read().drafts;
     let Instance { model, cache, .. } = Instance::open(MODEL, Setup { block_size: 4, ..SINGLE() });
-    // Drafts that go beyond the blocks of the sequence are in blocks behind those of all.
+    // Drafts that go beyond the blocks of the sequence are in blocks after those of all.
     let first_spare = cache.num_blocks() - 1;
     let mut runner = ModelRunner::new(model, cache).unwrap().with_spare_blocks(first_spare);
     let blocks = |first: u32| (first..first + NUM_OWN_BLOCKS).map(BlockId).collect();
@@ -431,12 +432,12 @@ fn a_runner_drafts_what_the_block_predicts() {
     let mut own = sequence(0, &golden.greedy[..8]);
     let other = sequence(1, &golden.ids);
     let mut num_computed = 0;
-    // How many tokens of the prompt, then which tokens are drafted: so many right ones, and whether a wrong one behind them.
-    let pieces = [3, 5];
-    let steps = pieces.into_iter().map(|len| (len, 0, false));
+    // How many tokens of the prompt, then which tokens are drafted: this many right ones, and whether a wrong one after them.
+    let chunks = [3, 5];
+    let steps = chunks.into_iter().map(|len| (len, 0, false));
     let steps =
         steps.chain([(1, 0, false), (1, 1, false), (1, 0, true), (1, 2, true), (1, 3, false), (1, 1, true)]);
-    for (place, (len, num_right, has_wrong)) in steps.enumerate() {
+    for (step, (len, num_right, has_wrong)) in steps.enumerate() {
         let known = own.tokens.len();
         let mut token_ids = own.tokens.clone();
         token_ids.extend_from_slice(&golden.greedy[known..known + num_right]);
@@ -444,18 +445,23 @@ fn a_runner_drafts_what_the_block_predicts() {
             token_ids.push(golden.greedy[known + num_right] ^ 1);
         }
         let len = len + token_ids.len() - known;
-        let rows = vec![other.step(&other.tokens, 2 * place, 2), own.step(&token_ids, num_computed, len)];
-        let outputs = runner.execute(&Step { rows, num_steps: 1, looks_ahead: false }).unwrap();
+        let rows = vec![other.step(&other.tokens, 2 * step, 2), own.step(&token_ids, num_computed, len)];
+        let outputs = runner
+            .execute(&Step { sequences: rows, num_steps: 1, may_queue_next: false, may_draft_next: true })
+            .unwrap();
         num_computed += len - usize::from(has_wrong);
         let sampled: Vec<u32> =
             outputs[1].samples.iter().flatten().map(|token| token.as_ref().unwrap().token_id).collect();
         own.tokens.extend(&sampled);
-        assert_eq!(own.tokens, golden.greedy[..own.tokens.len()], "step {place}");
+        assert_eq!(own.tokens, golden.greedy[..own.tokens.len()], "step {step}");
         let mut draft_of = |row: &Row, num_tokens: usize, max_tokens: usize| {
             let mut draft = Draft::default();
             let block_table = &row.blocks[..(num_tokens - 1).div_ceil(4)];
             let input = row.input();
-            runner.draft(&DraftRow { seq: row.seq, block_table, input, max_tokens, chance: 1.0 }, &mut draft);
+            runner.draft(
+                &DraftRequest { seq: row.seq, block_table, input, max_tokens, chance: 1.0 },
+                &mut draft,
+            );
             draft.token_ids
         };
         assert_eq!(draft_of(&other, other.tokens.len(), 3), [0; 0], "a prompt that is not computed yet");
@@ -465,15 +471,20 @@ fn a_runner_drafts_what_the_block_predicts() {
         }
         for max_tokens in [1, 3, 2] {
             let expected = &drafts[own.tokens.len() - 8][..max_tokens];
-            assert_eq!(draft_of(&own, own.tokens.len(), max_tokens), expected, "behind step {place}");
+            assert_eq!(draft_of(&own, own.tokens.len(), max_tokens), expected, "after step {step}");
         }
     }
     assert!(own.tokens.len() > 20, "{}", own.tokens.len());
     // What has gone on meanwhile is not drafted for.
     own.tokens.push(5);
     let mut draft = Draft::default();
-    let row =
-        DraftRow { seq: own.seq, block_table: &own.blocks, input: own.input(), max_tokens: 3, chance: 1.0 };
+    let row = DraftRequest {
+        seq: own.seq,
+        block_table: &own.blocks,
+        input: own.input(),
+        max_tokens: 3,
+        chance: 1.0,
+    };
     runner.draft(&row, &mut draft);
     assert!(draft.is_empty());
 }

@@ -28,7 +28,7 @@ fn with_codes_and_values(model: &str) -> [TempDir; 2] {
         }
         let values: Vec<f32> =
             tensor.data().as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect();
-        let (mut codes, mut scales, mut products) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut codes, mut scales, mut decoded) = (Vec::new(), Vec::new(), Vec::new());
         for row in values.chunks(shape[1]) {
             let largest = row.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
             let scale = f16::from_f32(largest / 127.0);
@@ -36,12 +36,12 @@ fn with_codes_and_values(model: &str) -> [TempDir; 2] {
             for value in row {
                 let code = (value / scale.to_f32()).round().clamp(-128.0, 127.0) as i8;
                 codes.push(code.cast_unsigned());
-                products.extend((f32::from(code) * scale.to_f32()).to_le_bytes());
+                decoded.extend((f32::from(code) * scale.to_f32()).to_le_bytes());
             }
         }
         packed.push((format!("{name}_scale"), Dtype::F16, vec![shape[0], 1], scales));
         packed.push((name.clone(), Dtype::I8, shape.clone(), codes));
-        plain.push((name, Dtype::F32, shape, products));
+        plain.push((name, Dtype::F32, shape, decoded));
     }
     let quantization = json!({"quant_method": "compressed-tensors", "format": "int-quantized"});
     let write = |tensors: &[Tensor], changes: &[(&str, serde_json::Value)]| {

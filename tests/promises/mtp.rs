@@ -1,4 +1,4 @@
-//! Models that draft for themselves with an MTP block: the same tokens and log-probabilities, whatever it is worth.
+//! Models that draft with an MTP block: the same tokens and log-probabilities, for any quality of the block.
 
 use tinyvllm::sampling::{ConstraintState, TokenMask};
 
@@ -139,8 +139,8 @@ fn what_a_model_drafts_for_itself_changes_no_token_and_no_log_probability() {
                 (limits.max_num_seqs, limits.max_num_batched_tokens) = (max, Some(max));
             }
         };
-        check("pieces of 8", &options(3, budget(8)));
-        check("pieces of 33", &options(3, budget(33)));
+        check("chunks of 8", &options(3, budget(8)));
+        check("chunks of 33", &options(3, budget(33)));
         check("small blocks", &options(8, |limits| limits.block_size = 3));
         check("one by one", &options(3, |limits| limits.max_num_seqs = 3));
         // A cache that holds the longest sequence and little more.
@@ -160,7 +160,8 @@ fn what_a_model_drafts_for_itself_changes_no_token_and_no_log_probability() {
     }
 }
 
-/// candle's tensors draft nothing, as products round differently with the size of a batch, and the block is computed with them.
+/// candle's tensors draft nothing, as their matmuls round differently with the size of a batch, and the block is
+/// computed with them.
 #[test]
 fn the_definitions_compute_the_block_and_the_same_tokens() {
     let folder = folder(Layers::Little, false);
@@ -176,13 +177,14 @@ fn the_definitions_compute_the_block_and_the_same_tokens() {
     assert_eq!(tokens(3), tokens(0));
 }
 
-/// A model whose next token is a function of the last one, which its block knows: each step gives a whole draft and one more.
+/// A model whose next token is a function of the last one, which its block has learned: each step accepts a whole draft
+/// and one more token.
 #[test]
 fn a_block_that_is_always_right_saves_all_the_steps_that_it_can() {
     let folder = folder(Layers::Nothing, false);
     let params = SamplingParams { max_tokens: Some(41), ignore_eos: true, ..SamplingParams::greedy() };
     let seeded = SamplingParams { temperature: 0.7, seed: Some(5), ..params.clone() };
-    // Before anything is known of the block, it is not believed to be right more than four times in a row.
+    // Without measurements of the block, at most four tokens in a row are drafted.
     for (params, num_tokens, num_steps) in
         [(&params, 1, 1 + 20), (&params, 3, 1 + 10), (&params, 7, 1 + 1 + 5), (&seeded, 3, 1 + 10)]
     {
@@ -203,8 +205,7 @@ fn a_block_that_is_always_right_saves_all_the_steps_that_it_can() {
     }
 }
 
-/// A mistake in what the block is given, or in the order in which it is given it, would be seen in how often it is right, and
-/// nowhere else.
+/// A mistake in the block's inputs, or in their order, would only show in the rate of accepted tokens.
 #[test]
 fn wrong_states_make_worse_drafts_of_the_same_tokens() {
     let share = |has_wrong_states: bool| {
@@ -216,7 +217,7 @@ fn wrong_states_make_worse_drafts_of_the_same_tokens() {
         speculation.num_accepted_tokens as f64 / speculation.num_draft_tokens as f64
     };
     let (right, wrong) = (share(false), share(true));
-    assert!(right > 1.5 * wrong, "{right} and {wrong} of the drafted tokens came");
+    assert!(right > 1.5 * wrong, "{right} and {wrong} of the drafted tokens accepted");
 }
 
 #[test]
@@ -231,7 +232,7 @@ fn what_cannot_draft_for_itself_is_refused() {
     let error = load(ModelFiles::Folder(fixtures.join("mtp")), &|limits| limits.num_scheduler_steps = 2);
     let error = error.unwrap_err();
     assert!(error.message().contains("--num-scheduler-steps is 2"), "{error}");
-    // Where nothing is drafted, nothing is needed.
+    // Without drafts, no memory is needed.
     load(ModelFiles::Demo, &|limits| limits.speculative.num_speculative_tokens = 0).unwrap();
     // Without the method, the block stays where it is.
     let own =

@@ -1,4 +1,4 @@
-//! Models that draft for themselves, made of the fixture: how often their block is right is known.
+//! Models that draft with an MTP block, derived from the fixture: the accuracy of their block is known.
 
 use std::path::Path;
 
@@ -6,14 +6,15 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use tempfile::TempDir;
 
-/// What the layers of a model add to the residual stream, and so how much the next token depends on more than the last one.
+/// The size of the layers' contribution to the residual stream, and so the dependence of the next token on more than
+/// the last one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Layers {
-    /// All that the weights of the fixture say. Its block was drawn apart from it, so it is hardly ever right.
+    /// The fixture's weights. Its block is independent of the model, so it is hardly ever right.
     Full,
     /// A little.
     Little,
-    /// Nothing: the next token is a function of the last one, and the block knows that function.
+    /// None: the next token is a function of the last one, and the block computes that function.
     Nothing,
 }
 
@@ -39,7 +40,7 @@ pub(crate) fn folder(layers: Layers, has_wrong_states: bool) -> TempDir {
             values.fill(1.0);
         }
         if layers != Layers::Full && name.ends_with("eh_proj.weight") {
-            // The embedding as it is, and of the state as much as layers add.
+            // The embedding unchanged, and the layers' contribution from the state.
             for (index, value) in values.iter_mut().enumerate() {
                 let (row, col) = (index / 64, index % 64);
                 *value = if col < 32 { f32::from(u8::from(row == col)) } else { *value * factor };

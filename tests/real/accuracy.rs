@@ -42,16 +42,16 @@ fn greedy_tokens_are_those_of_the_independent_forward_pass() {
     }
 }
 
-/// The perplexity of the first `num_pieces` pieces of the text.
-fn perplexity(llm: &Llm, num_pieces: usize) -> f64 {
+/// The perplexity of the first `num_chunks` chunks of the text.
+fn perplexity(llm: &Llm, num_chunks: usize) -> f64 {
     let golden = &expected()["perplexity"];
     let tokens = llm.encode_raw(include_str!("../fixtures/smollm2/text.txt")).unwrap();
     assert_eq!(tokens.len() as u64, golden["num_tokens"].as_u64().unwrap());
     let params = SamplingParams { max_tokens: Some(1), ..SamplingParams::greedy() };
-    let pieces = tokens.chunks(golden["piece_len"].as_u64().unwrap() as usize).take(num_pieces);
-    let streams = pieces.map(|piece| {
-        let request = Request { prompt_logprobs: Some(0), ..Request::new(piece.to_vec(), params.clone()) };
-        (piece.len() - 1, llm.engine().submit(request).unwrap())
+    let chunks = tokens.chunks(golden["piece_len"].as_u64().unwrap() as usize).take(num_chunks);
+    let streams = chunks.map(|chunk| {
+        let request = Request { prompt_logprobs: Some(0), ..Request::new(chunk.to_vec(), params.clone()) };
+        (chunk.len() - 1, llm.engine().submit(request).unwrap())
     });
     let mut losses = Vec::new();
     for (num, stream) in streams.collect::<Vec<_>>() {
@@ -130,23 +130,23 @@ fn types_of_the_cache_are_nearly_as_good_as_single_precision() {
     }
 }
 
-/// That of the forward pass, over the same pieces.
-fn expected_perplexity(num_pieces: usize) -> f64 {
+/// That of the forward pass, over the same chunks.
+fn expected_perplexity(num_chunks: usize) -> f64 {
     let losses = expected()["perplexity"]["losses"].clone();
     let (mut sum, mut num) = (0.0, 0);
-    for piece in losses.as_array().unwrap().iter().take(num_pieces) {
-        sum += piece[0].as_f64().unwrap();
-        num += piece[1].as_u64().unwrap();
+    for chunk in losses.as_array().unwrap().iter().take(num_chunks) {
+        sum += chunk[0].as_f64().unwrap();
+        num += chunk[1].as_u64().unwrap();
     }
     (sum / num as f64).exp()
 }
 
 /// Relative to that of the forward pass.
 #[track_caller]
-fn check(path: &Path, options: LlmOptions, num_pieces: usize, tolerance: f64) {
+fn check(path: &Path, options: LlmOptions, num_chunks: usize, tolerance: f64) {
     let what = format!("{:?} {:?} {:?}", options.kernels, options.quantization, path.extension());
-    let found = perplexity(&load(path, options), num_pieces);
-    let wanted = expected_perplexity(num_pieces);
+    let found = perplexity(&load(path, options), num_chunks);
+    let wanted = expected_perplexity(num_chunks);
     let difference = found / wanted - 1.0;
     assert!(
         difference.abs() < tolerance,
@@ -176,7 +176,7 @@ fn the_perplexity_of_the_file_and_of_eight_bits_is_nearly_that() {
 }
 
 #[test]
-fn four_bits_in_the_place_of_all_weights_cost_some_per_cent() {
+fn four_bits_for_all_weights_cost_some_per_cent() {
     let Some(gguf) = gguf() else { return };
     let quantization = Some(Quantization::Q4K);
     check(&f32_folder(&gguf), LlmOptions { quantization, ..with_limits(|_| ()) }, usize::MAX, 0.06);

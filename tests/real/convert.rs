@@ -1,4 +1,4 @@
-//! The file's weights as they decode, as a folder in the form in which the publisher has the model: single precision,
+//! The file's weights as they decode, as a folder in the publisher's format: single precision,
 //! `config.json` and `tokenizer.json`.
 
 use std::fs;
@@ -13,7 +13,7 @@ use tinyvllm::weights::gguf::Metadata;
 /// The type of control tokens in GGUF files.
 const CONTROL: i64 = 3;
 
-/// The folder, in the build's folder for what tests leave behind. It is 540 MB and takes seconds to make, so it stays for
+/// The folder, in the build's folder for outputs of tests. It is 540 MB and takes seconds to make, so it stays for
 /// the next run unless this code has changed.
 pub(crate) fn f32_folder(gguf: &Path) -> PathBuf {
     let mut hasher = DefaultHasher::new();

@@ -14,10 +14,10 @@ use super::{Random, expected, gguf, ids, load, with_limits};
 
 const NUM_TOKENS: usize = 24;
 
-/// Pieces of the text that begin at few places.
+/// Chunks of the text that begin at few positions.
 const NUM_ALIKE: usize = 20;
 
-/// The ten prompts of the greedy test, and pieces of a text, of lengths around those of blocks. Some begin alike.
+/// The ten prompts of the greedy test, and chunks of a text, of lengths around those of blocks. Some begin alike.
 fn prompts(llm: &Llm) -> Vec<Vec<u32>> {
     let mut prompts: Vec<Vec<u32>> =
         expected()["greedy"].as_array().unwrap().iter().map(|golden| ids(&golden["prompt_ids"])).collect();
@@ -114,7 +114,7 @@ fn a_real_model_gives_the_same_tokens_however_requests_are_scheduled() {
     assert!(speculation.num_accepted_tokens < speculation.num_draft_tokens, "{speculation:?}");
     drop(llm);
 
-    check("pieces of 64 tokens", |limits| limits.max_num_batched_tokens = Some(64));
+    check("chunks of 64 tokens", |limits| limits.max_num_batched_tokens = Some(64));
     check("four steps at a time", |limits| limits.num_scheduler_steps = 4);
 
     // A cache that holds the longest sequences and little more, and everything else at once.

@@ -6,11 +6,11 @@ use tinyvllm::sampling::SamplingParams;
 
 use super::{gguf, load, with_limits};
 
-/// Draws of each combination of parameters, in requests of so many.
+/// Draws of each combination of parameters, in requests of this many.
 const NUM_DRAWS: usize = 1_024;
 const N: usize = 128;
 
-/// The logits behind the last token of a prompt.
+/// The logits after the last token of a prompt.
 fn logits(llm: &Llm, prompt: &[u32]) -> Vec<f32> {
     let params = SamplingParams { max_tokens: Some(1), ..SamplingParams::greedy() };
     let request = Request { prompt_logits: true, ..Request::new(prompt.to_vec(), params) };

@@ -65,7 +65,7 @@ fn a_conversation_of_six_turns() {
         // What was said before is in the cache, but for a block that was not full.
         let usage = &answer["usage"];
         let num_cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
-        assert!(num_cached + 32 > num_said, "turn {turn}: {usage} behind {num_said} tokens");
+        assert!(num_cached + 32 > num_said, "turn {turn}: {usage} after {num_said} tokens");
         num_said = usage["prompt_tokens"].as_u64().unwrap();
 
         // The same as a stream, and as a prompt that is written out.
@@ -119,9 +119,9 @@ fn fifty_answers_of_fifty_are_valid_under_a_schema() {
             for (seed, prompt) in prompts.iter().enumerate() {
                 let (answers, schema, address) = (&answers, &schema, server.address());
                 scope.spawn(move || {
-                    let form = json!({"type": "json_schema",
+                    let format = json!({"type": "json_schema",
                                       "json_schema": {"name": "person", "strict": true, "schema": schema}});
-                    let body = json!({"messages": [{"role": "user", "content": prompt}], "response_format": form,
+                    let body = json!({"messages": [{"role": "user", "content": prompt}], "response_format": format,
                                       "temperature": temperature, "seed": seed, "max_tokens": 200, "stream": true});
                     let chunks = post(address, CHAT, &body).events();
                     let (content, reason) = joined(&chunks);

@@ -5,7 +5,7 @@ use tinyvllm::weights::Checkpoint;
 
 use super::{Random, convert, gguf};
 
-/// Texts to cut pieces from.
+/// Texts to cut chunks from.
 const LONG: [&str; 4] = [
     include_str!("../fixtures/smollm2/text.txt"),
     include_str!("tokens.rs"),
@@ -138,7 +138,7 @@ fn tokens_are_those_of_the_library_of_the_publisher() {
             num_lossy += usize::from(wanted_text != *text);
         }
     }
-    // There were special tokens, and bytes without a token, which are left out by both.
+    // There were special tokens, and bytes without a token, which both drop.
     assert!(num_tokens > 100_000 && num_special > 100, "{num_tokens} tokens, {num_special} special ones");
     assert!(num_lossy > 50, "{num_lossy} texts with bytes that have no token");
 }

@@ -40,8 +40,8 @@ const TEMPLATE: &str = r#"
 /// What the model says when the work is done.
 const ANSWER: &str = "The file is written, as it should be.";
 
-/// Longer than the slowest has taken beside everything else that the tests do, which is twenty seconds.
-const PATIENCE: Duration = Duration::from_secs(180);
+/// Longer than the slowest has taken alongside everything else that the tests do, which is twenty seconds.
+const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// What is written to the file.
 const CONTENT: &str = "by a scripted model";
@@ -85,7 +85,7 @@ impl Says {
     }
 }
 
-/// A call as models write it, and as it is enforced where one is asked for.
+/// A call as models write it, and as it is enforced where one is required.
 fn written(call: &Value) -> String {
     let (name, arguments) = (&call["name"], &call["arguments"]);
     format!("<tool_call>\n{{\"name\": {name}, \"arguments\": {arguments}}}\n</tool_call>")
@@ -97,7 +97,7 @@ fn write_file(path: &str) -> Value {
 }
 
 /// Has an agent of npm write a file: `call` is what its model does with the path, `ask` how it is asked without a person
-/// beside it.
+/// alongside it.
 #[track_caller]
 fn writes_a_file(name: &str, call: impl FnOnce(&str) -> Value, ask: impl FnOnce(Asked<'_>)) {
     if let Some(program) = program(name, &format!("node_modules/.bin/{name}")) {
@@ -146,7 +146,7 @@ fn run(name: &str, program: &Path, says: impl FnOnce(&str) -> Says, ask: impl Fn
         if let Some(status) = running.try_wait().unwrap() {
             break Some(status);
         }
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > TIMEOUT {
             running.kill().unwrap();
             running.wait().unwrap();
             break None;
@@ -250,8 +250,8 @@ fn openai_agents_writes_a_file() {
         "python",
         |path| Says::call(&write_file(path)),
         |Asked { agent, url, file, .. }| {
-            agent.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/check_openai_agents.py"));
-            agent.args([&format!("{url}/v1"), "demo", file, CONTENT]);
+            agent.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/checks/agents_write.py"));
+            agent.args(["openai_agents", &format!("{url}/v1"), "demo", file, CONTENT]);
         },
     );
 }
@@ -262,14 +262,14 @@ fn smolagents_writes_a_file() {
     let answer = written(&json!({"name": "final_answer", "arguments": {"answer": ANSWER}}));
     let says = |path: &str| Says { done: answer, ..Says::call(&write_file(path)) };
     writes_a_file_with_python("smolagents", "python", says, |Asked { agent, url, file, .. }| {
-        agent.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/check_smolagents.py"));
-        agent.args([&format!("{url}/v1"), "demo", file, CONTENT]);
+        agent.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/checks/agents_write.py"));
+        agent.args(["smolagents", &format!("{url}/v1"), "demo", file, CONTENT]);
     });
 }
 
 #[test]
 fn aider_writes_a_file() {
-    // It knows no tools: a file is a block of text behind its name.
+    // It knows no tools: a file is a block of text after its name.
     let says = |_: &str| Says {
         talk: format!("{ANSWER}\n\nwritten.txt\n```\n{CONTENT}\n```\n"),
         ..Says::call(&json!({}))

@@ -1,4 +1,4 @@
-//! What is answered, and that it does not matter in which way it was asked for.
+//! Answers, which do not depend on the way of the request.
 
 use std::collections::BTreeMap;
 
@@ -126,7 +126,7 @@ fn a_chat_stream_has_openais_chunks() {
         events.iter().all(|event| event["object"] == "chat.completion.chunk" && event.get("usage").is_none())
     );
     assert!(last["timings"]["decode_ms"].as_f64().unwrap() > 0.0);
-    // vLLM's benchmarks want the usage in each chunk.
+    // vLLM's benchmarks need the usage in each chunk.
     let options = json!({"include_usage": true, "continuous_usage_stats": true});
     let events = server.post(CHAT, &chat(&json!({"stream": true, "stream_options": options}))).events();
     let counts: Vec<u64> =
@@ -247,7 +247,7 @@ fn metrics_have_vllms_names() {
 }
 
 #[test]
-fn prompts_are_told_of_as_vllm_and_openai_do() {
+fn prompts_are_reported_as_in_vllm_and_openai() {
     let server = Server::start("--max-model-len 256");
     let ask = |change: Value| {
         let mut body = json!({"prompt": "Once upon a time", "temperature": 0, "max_tokens": 3});
@@ -258,7 +258,7 @@ fn prompts_are_told_of_as_vllm_and_openai_do() {
     };
     let plain = ask(json!({}));
     assert_eq!(plain.get("prompt_logprobs"), None);
-    // OpenAI's form: the prompt's tokens, then the output's, with null where nothing comes before.
+    // As in OpenAI's API: the prompt's tokens, then the output's, with null where nothing comes before.
     let choice = ask(json!({"echo": true, "logprobs": 2}));
     let text = choice["text"].as_str().unwrap();
     assert_eq!(text, format!("Once upon a time{}", plain["text"].as_str().unwrap()));
@@ -274,7 +274,7 @@ fn prompts_are_told_of_as_vllm_and_openai_do() {
         assert_eq!(top[tokens[index]], list["token_logprobs"][index]);
         assert!(list["token_logprobs"][index].as_f64().unwrap() <= 0.0);
     }
-    // The prompt alone, as evaluations ask for it.
+    // The prompt alone, as in evaluations.
     let alone = ask(json!({"echo": true, "logprobs": 2, "max_tokens": 0}));
     assert_eq!((&alone["text"], &alone["finish_reason"]), (&json!("Once upon a time"), &json!("length")));
     let num_prompt = alone["logprobs"]["tokens"].as_array().unwrap().len();
@@ -283,20 +283,20 @@ fn prompts_are_told_of_as_vllm_and_openai_do() {
         alone["logprobs"]["token_logprobs"].as_array().unwrap()[..],
         list["token_logprobs"].as_array().unwrap()[..num_prompt]
     );
-    // vLLM's form says the same.
+    // vLLM's fields say the same.
     let listed = ask(json!({"prompt_logprobs": 2, "return_token_ids": true}));
-    let places = listed["prompt_logprobs"].as_array().unwrap();
-    assert_eq!((places.len(), &places[0]), (num_prompt, &Value::Null));
-    for (index, place) in places.iter().enumerate().skip(1) {
-        let place = place.as_object().unwrap();
-        assert!(place.len() == 2 || place.len() == 3, "{place:?}");
-        let (first, own) = place.iter().next().unwrap();
+    let positions = listed["prompt_logprobs"].as_array().unwrap();
+    assert_eq!((positions.len(), &positions[0]), (num_prompt, &Value::Null));
+    for (index, position) in positions.iter().enumerate().skip(1) {
+        let position = position.as_object().unwrap();
+        assert!(position.len() == 2 || position.len() == 3, "{position:?}");
+        let (first, own) = position.iter().next().unwrap();
         assert_eq!(*first, listed["prompt_token_ids"][index].to_string());
         assert_eq!(own["decoded_token"], tokens[index]);
         assert_eq!(own["logprob"], list["token_logprobs"][index]);
-        assert!(place.values().any(|token| token["rank"] == 1));
+        assert!(position.values().any(|token| token["rank"] == 1));
     }
-    // A chat has them beside its choices; the whole prompt was computed.
+    // A chat has them in addition to its choices; the whole prompt was computed.
     let answer = server.post(CHAT, &chat(&json!({"prompt_logprobs": 0, "n": 2}))).success();
     let num_tokens = answer["usage"]["prompt_tokens"].as_u64().unwrap() as usize;
     assert_eq!(answer["prompt_logprobs"].as_array().unwrap().len(), num_tokens);

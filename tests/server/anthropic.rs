@@ -7,7 +7,7 @@ use super::scripted::scripted_model;
 
 const MESSAGES: &str = "/v1/messages";
 const TEMPLATE: &str = include_str!("../fixtures/tok/chat/tools.jinja");
-const TEMPLATE_PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tok/chat/tools.jinja");
+const TEMPLATE_PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tok/chat/tools.jinja");
 
 fn weather() -> Value {
     json!({"name": "get_weather", "description": "Weather of a city", "input_schema": {
@@ -150,7 +150,7 @@ fn a_message_is_the_same_whole_and_streamed() {
     let long = both(&server, &request(&json!({"max_tokens": 32_000, "ignore_eos": true})));
     assert_eq!(long["stop_reason"], "model_context_window_exceeded");
     assert_eq!(long["usage"][0].as_u64().unwrap() + long["usage"][1].as_u64().unwrap(), 256);
-    // Cached tokens stand beside the others.
+    // Cached tokens are counted separately.
     let body = request(&json!({"system": "You are kind and you are brief, always."}));
     server.post(MESSAGES, &body).success();
     let usage = server.post(MESSAGES, &body).success()["usage"].clone();
@@ -172,7 +172,7 @@ fn a_last_turn_of_the_assistant_is_gone_on_with() {
     ]);
     let message = both(&server, &request(&json!({"messages": messages})));
     let [block] = &message["content"].as_array().unwrap()[..] else { panic!("{message}") };
-    // It is what a chat answers that is told to go on.
+    // It is what a chat with `continue_final_message` answers.
     let mut chat = json!({"messages": messages, "max_tokens": 40, "temperature": 0});
     (chat["continue_final_message"], chat["add_generation_prompt"]) = (true.into(), false.into());
     let chat = server.post("/v1/chat/completions", &chat).success();
@@ -248,7 +248,7 @@ fn thinking_text_and_calls_are_blocks() {
     let message = both(&server, &request(&hidden));
     assert_eq!(message["content"][0]["type"], "text");
     drop(server);
-    // The template is told to have the model think, and what was answered goes back.
+    // The template switches reasoning on, and the answer goes back.
     let model = scripted_model(TEMPLATE, &["<think>", "</think>"], &scripts[1..]);
     let server = Server::start(&format!("--model {} --served-model-name demo", model.path().display()));
     let thinking = json!({"type": "enabled", "budget_tokens": 1024});
@@ -300,8 +300,9 @@ fn errors_have_anthropics_shape_wherever_they_come_from() {
     refused(json!({"max_tokens": null}), "max_tokens is missing");
     refused(json!({"max_tokens": 0}), "max_tokens");
     refused(json!({"temperature": 1.5}), "from 0 to 1");
+    refused(json!({"temperature": -1}), "temperature is -1; it must be from 0 to 1");
     refused(json!({"n": 2}), "n is 2");
-    refused(json!({"stop_sequences": [""]}), "a stop string has 0 bytes");
+    refused(json!({"stop_sequences": [""]}), "stop_sequences[0] has 0 bytes");
     refused(json!({"stop_sequences": vec!["x"; 1_000]}), "1000 entries");
     refused(json!({"stop_sequences": [1]}), "stop_sequences is 1");
     refused(json!({"prompt_logprobs": 1}), "prompt_logprobs");
@@ -311,7 +312,7 @@ fn errors_have_anthropics_shape_wherever_they_come_from() {
     refused(json!({"messages": [{"role": "user", "content": long}]}), "prompt is too long");
     refused(json!({"messages": [{"role": "user", "content": "x".repeat(90_000)}]}), "prompt is too long");
     let name = json!({"model": "claude-sonnet-4-5"});
-    check(&post(key, &request(&name)), 404, "not_found_error", "there is \"demo\"");
+    check(&post(key, &request(&name)), 404, "not_found_error", "the model is \"demo\"");
     check(
         &post(key, &request(&json!({"system": "x".repeat(100 << 10)}))),
         413,
@@ -321,7 +322,12 @@ fn errors_have_anthropics_shape_wherever_they_come_from() {
     let not_json = send(address, post_bytes(MESSAGES, key, "{"));
     check(&not_json, 400, "invalid_request_error", "JSON");
     let deep = format!("{{\"messages\": {}{}}}", "[".repeat(10_000), "]".repeat(10_000));
-    check(&send(address, post_bytes(MESSAGES, key, &deep)), 400, "invalid_request_error", "recursion");
+    check(
+        &send(address, post_bytes(MESSAGES, key, &deep)),
+        400,
+        "invalid_request_error",
+        "127 lists and objects",
+    );
     check(&get(address, MESSAGES), 401, "authentication_error", "API key");
     let nothing = send(address, post_bytes("/v1/messages/batches", key, "{}"));
     check(&nothing, 404, "not_found_error", "/v1/messages/batches");
@@ -333,7 +339,7 @@ fn errors_have_anthropics_shape_wherever_they_come_from() {
 }
 
 #[test]
-fn a_crowd_is_told_to_come_back() {
+fn a_crowd_gets_retry_after() {
     let server = Server::start("--max-num-seqs 1 --max-waiting 0");
     let body = request(&json!({"stream": true, "max_tokens": 400, "ignore_eos": true}));
     let mut stream = super::client::connect(server.address());

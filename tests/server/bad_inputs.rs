@@ -79,7 +79,8 @@ fn values_out_of_range_are_refused_by_name() {
     }
     // 14: max_tokens.
     both(json!({"max_tokens": 0}), "max_tokens", "at least 1");
-    both(json!({"max_tokens": -2}), "max_tokens", "-2");
+    both(json!({"max_tokens": -2}), "max_tokens", "is -2, expected an integer of at least ");
+    check(CHAT, chat(&json!({"max_tokens": -2})), "max_tokens", None, "at least 1, or -1");
     both(json!({"max_tokens": 1.5}), "max_tokens", "1.5");
     both(json!({"max_tokens": "2"}), "max_tokens", "\"2\"");
     check(
@@ -91,6 +92,7 @@ fn values_out_of_range_are_refused_by_name() {
     );
     // 15: n.
     both(json!({"n": 0}), "n", "at least 1");
+    both(json!({"n": -1}), "n", "n is -1, expected an integer of at least 1");
     both(json!({"n": 17}), "n", "at most 16 sequences");
     both(json!({"n": 129}), "n", "at most 128");
     both(json!({"n": 1_000_000_000}), "n", "at most 128");
@@ -107,6 +109,12 @@ fn values_out_of_range_are_refused_by_name() {
     both(json!({"frequency_penalty": -2.5}), "frequency_penalty", "at least -2");
     both(json!({"repetition_penalty": 0}), "repetition_penalty", "above 0");
     both(json!({"seed": 1.5}), "seed", "an integer");
+    let range = "1e+20, expected an integer from -9223372036854775808 to 18446744073709551615";
+    both(json!({"seed": 1e20}), "seed", range);
+    both(json!({"top_k": 1e20}), "top_k", range);
+    for change in [json!({"seed": 1_u64 << 63, "top_k": u64::MAX}), json!({"seed": i64::MIN, "n": 1.0})] {
+        server.post(CHAT, &chat(&change)).success();
+    }
     both(json!({"min_tokens": 3}), "min_tokens", "max_tokens is 2");
     both(json!({"ignore_eos": "yes"}), "ignore_eos", "true or false");
     // 17: log-probabilities.
@@ -118,28 +126,41 @@ fn values_out_of_range_are_refused_by_name() {
     both(json!({"prompt_logprobs": 21}), "prompt_logprobs", "at most 20");
     both(json!({"prompt_logprobs": true}), "prompt_logprobs", "true");
     let large = json!({"prompt": vec![vec![5; 200]; 128], "n": 16, "prompt_logprobs": 20});
-    check(COMPLETIONS, completion(&large), "prompt_logprobs", None, "at most 1048576");
+    check(COMPLETIONS, completion(&large), "prompt_logprobs", None, "the limit is 1048576");
     let large = json!({"prompt": vec![vec![5; 200]; 128], "n": 16, "logprobs": 20, "echo": true});
-    check(COMPLETIONS, completion(&large), "logprobs", None, "at most 1048576");
+    check(COMPLETIONS, completion(&large), "logprobs", None, "the limit is 1048576");
     // 18: logit_bias.
     let many: serde_json::Map<String, Value> = (0..1_025).map(|id| (id.to_string(), json!(1))).collect();
     both(json!({"logit_bias": many}), "logit_bias", "1025 entries");
     both(json!({"logit_bias": {"99999999": 1}}), "logit_bias", "vocabulary");
     both(json!({"logit_bias": {"-1": 1}}), "logit_bias", "-1");
     both(json!({"logit_bias": {"1": 1e9}}), "logit_bias", "at most 100");
+    both(json!({"logit_bias": {"2": 1, "5": 101}}), "logit_bias", "logit_bias of token 5 is 101");
+    both(
+        json!({"logit_bias": {"5": "x"}}),
+        "logit_bias",
+        "logit_bias of token 5 is \"x\", expected a number",
+    );
     both(json!({"logit_bias": {"5": 2, "05": 1}}), "logit_bias", "token 5 twice, the second time as \"05\"");
     both(json!({"logit_bias": [1]}), "logit_bias", "an object");
     // 19: stop.
     both(json!({"stop": vec!["x"; 1_000]}), "stop", "1000 entries");
     both(json!({"stop": ""}), "stop", "0 bytes");
+    both(json!({"stop": ["a", ""]}), "stop", "stop[1] has 0 bytes");
     both(json!({"stop": "x".repeat(1 << 20)}), "stop", "1048576 bytes");
     both(json!({"stop": [1]}), "stop", "list of strings");
-    both(json!({"stop_token_ids": [-1]}), "stop_token_ids", "token ids");
+    both(
+        json!({"stop_token_ids": [5, -1]}),
+        "stop_token_ids",
+        "stop_token_ids[1] is -1, expected a token id",
+    );
+    both(json!({"stop_token_ids": "5"}), "stop_token_ids", "token ids");
+    check(CHAT, chat(&json!({"reasoning_effort": "bogus"})), "reasoning_effort", None, "none, minimal, low");
     // 20: prompts.
     for (prompt, words) in [
         (json!([99_999_999]), "vocabulary"),
-        (json!([-1]), "token ids"),
-        (json!([1, "x"]), "token ids"),
+        (json!([-1]), "prompt[0] is -1, expected a token id"),
+        (json!([1, "x"]), "prompt[1] is \"x\", expected a token id"),
         (json!([]), "0 entries"),
         (json!([[]]), "empty"),
         (json!(vec!["x"; 1_000]), "1000 entries"),
@@ -157,11 +178,11 @@ fn values_out_of_range_are_refused_by_name() {
     check(CHAT, chat(&twice), "reasoning_effort", None, "differ");
     let same = json!({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "low"}});
     server.post(CHAT, &chat(&same)).success();
-    // Found by a fuzzer: a conversation beside a text was ignored.
+    // Found by a fuzzer: a conversation next to a text was ignored.
     let both_given = json!({"prompt": "x", "messages": [{"role": "user", "content": "y"}]});
-    check("/tokenize", both_given, "messages", None, "prompt is given too");
+    check("/tokenize", both_given, "messages", None, "prompt is set too");
     let both_given = json!({"prompt": "x", "chat_template_kwargs": {"thinking": []}});
-    check("/tokenize", both_given, "chat_template_kwargs", None, "prompt is given too");
+    check("/tokenize", both_given, "chat_template_kwargs", None, "prompt is set too");
     // The next request is answered as if nothing had been.
     server.post(CHAT, &chat(&json!({}))).success();
     assert_eq!(server.metric("vllm:num_requests_running"), 0.0);
@@ -206,7 +227,7 @@ fn what_is_known_and_not_supported_is_refused_by_name() {
         let param = change.as_object().unwrap().keys().next().unwrap().clone();
         check(COMPLETIONS, completion(&change), &param);
     }
-    // What changes nothing is accepted, and so is what nobody knows.
+    // What has no effect is accepted, and so are unknown fields.
     let harmless = json!({
         "best_of": 1, "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "user": "u",
         "metadata": {"a": "b"}, "store": false, "something_new": [1, {"a": null}], "prompt_logprobs": null,
@@ -219,7 +240,7 @@ fn what_is_known_and_not_supported_is_refused_by_name() {
 fn a_context_window_is_never_exceeded_or_cut() {
     let server = Server::start("--max-model-len 64");
     let context = Some("context_length_exceeded");
-    // 12: a prompt that is too long, in tokens and in so many bytes that nobody counts tokens.
+    // 12: a prompt that is too long, in tokens, and in so many bytes that tokens are not counted.
     let ids: Vec<u32> = vec![5; 65];
     let answer = server.post(COMPLETIONS, &completion(&json!({"prompt": ids})));
     check_error("65 tokens", &answer, 400, Some("prompt"), context, "65 input tokens");
@@ -236,7 +257,7 @@ fn a_context_window_is_never_exceeded_or_cut() {
         let param = if path == CHAT { "messages" } else { "prompt" };
         check_error(path, &server.post(path, &body), 400, Some(param), context, "10485760 bytes");
     }
-    // 13: the output is clamped if nobody says how long it is to be, and refused if it cannot be.
+    // 13: the output is clamped if its length is not set, and refused if it does not fit.
     let answer = server.post(
         CHAT,
         &json!({
@@ -267,9 +288,17 @@ fn malformed_requests_get_json_errors() {
     raw("truncated", &body("{\"messages\": ["), 400, json_error, "column 14");
     raw("a list", &body("[]"), 400, json_error, "an object");
     raw("NaN", &body("{\"temperature\": NaN}"), 400, json_error, "column 17");
-    raw("infinite", &body("{\"temperature\": 1e999}"), 400, json_error, "out of range");
+    raw(
+        "infinite",
+        &body("{\"logit_bias\": {\"5\": 1e999}}"),
+        400,
+        json_error,
+        "logit_bias.5 is a number out of range",
+    );
     let deep = format!("{{\"x\": {}{}}}", "[".repeat(10_000), "]".repeat(10_000));
-    raw("deep", &body(&deep), 400, json_error, "recursion limit");
+    raw("deep", &body(&deep), 400, json_error, "more than 127 lists and objects inside");
+    let marked = body(&format!("\u{feff}{}", chat(&json!({}))));
+    assert_eq!(send(address, &marked).status, 200);
     let mut wrong = body("{\"model\": \"??\"}");
     let len = wrong.len();
     wrong[len - 4..len - 2].copy_from_slice(b"\xff\xfe");
@@ -290,7 +319,9 @@ fn malformed_requests_get_json_errors() {
     let expecting = format!("{head}expect: 200-ok\r\ncontent-length: 2\r\n\r\n{{}}");
     raw("expect", expecting.as_bytes(), 417, None, "200-ok");
     // 6: content types.
-    for (header, words) in [("", "missing"), ("content-type: text/plain\r\n", "text/plain")] {
+    for (header, words) in
+        [("", "the content type is missing;"), ("content-type: text/plain\r\n", "text/plain")]
+    {
         let bytes =
             format!("POST {CHAT} HTTP/1.1\r\nhost: localhost\r\n{header}content-length: 2\r\n\r\n{{}}");
         raw(header, bytes.as_bytes(), 415, None, words);
@@ -303,7 +334,7 @@ fn malformed_requests_get_json_errors() {
         404,
         None,
         None,
-        "there is no /v1/nothing here",
+        "the path /v1/nothing does not exist",
     );
     let proxied = "CONNECT localhost:80 HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
     check_error("proxy", &send(address, proxied), 404, None, None, "CONNECT localhost:80 is for a proxy");
@@ -421,7 +452,7 @@ fn headers_that_are_there_twice_are_refused() {
         ("authorization", "host: localhost\r\nauthorization: Bearer beta\r\n"),
         ("x-api-key", "host: localhost\r\nx-api-key: beta\r\nx-api-key: alpha\r\n"),
     ] {
-        let words = format!("the header {name} is there more than once");
+        let words = format!("the header {name} is repeated");
         check_error(name, &get(headers), 400, None, None, &words);
     }
 }
@@ -437,7 +468,7 @@ fn slow_senders_are_cut_off() {
     let request = post_bytes(CHAT, "", &chat(&json!({})).to_string());
     stream.write_all(&request.as_bytes()[..request.len() - 1]).unwrap();
     check_error("body", &read_answer(stream), 408, None, None, "the body");
-    // A connection on which nobody asks anything is closed without an answer to nothing.
+    // A connection without a request is closed without an answer.
     let mut stream = connect(server.address());
     let mut bytes = Vec::new();
     std::io::Read::read_to_end(&mut stream, &mut bytes).unwrap();

@@ -240,14 +240,17 @@ fn failures_are_counted_and_shown() {
     for (error, wanted) in errors.iter().zip([
         "429 Too Many Requests: the queue is full",
         "<p>oh no</p>",
-        "broke off",
+        "cut off",
         "out of memory",
     ]) {
         assert!(error.contains(wanted), "{errors:?}");
     }
     assert_eq!(errors[4..], ["", ""]);
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(told.contains("failed: 1 × 429") && told.contains("lengths are approximate"), "{told}");
+    let output_text = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output_text.contains("failed: 1 × 429") && output_text.contains("lengths are approximate"),
+        "{output_text}"
+    );
 }
 
 #[test]
@@ -291,7 +294,7 @@ fn a_slow_server_is_not_spared() {
     let flags = format!("{flags} --max-concurrency 2 --percentile-metrics client_queue_time");
     let result = success(&bench(address, &flags));
     assert_eq!(result["max_concurrent_requests"], 2);
-    // A wait for a seat is measured by itself.
+    // A wait for a permit is measured by itself.
     assert!(result["p99_client_queue_time_ms"].as_f64().unwrap() > 300.0, "{result}");
 }
 
@@ -312,7 +315,7 @@ fn ctrl_c_reports_what_was_done() {
     });
     let words = format!("bench serve --base-url http://{address} --num-prompts 5 --max-concurrency 1");
     let child = program(&words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    began.recv_timeout(crate::client::PATIENCE).unwrap();
+    began.recv_timeout(crate::client::TIMEOUT).unwrap();
     kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGINT).unwrap();
     let output = child.wait_with_output().unwrap();
     let table = String::from_utf8_lossy(&output.stdout);
@@ -324,7 +327,7 @@ fn ctrl_c_reports_what_was_done() {
     }
 }
 
-/// Needs Python with the package `matplotlib`; says so if it is not there.
+/// Needs Python with the package `matplotlib`; prints a line if it is missing.
 #[test]
 fn results_can_be_plotted() {
     use std::io::Write as _;
@@ -352,7 +355,7 @@ fn results_can_be_plotted() {
             format!("--num-prompts 5 --input-len 4 --save-result --save-detailed --result-dir {path}");
         success(&bench(address, &format!("{flags} --request-rate {rate} --result-filename {rate}.json")));
     }
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/plot_serve.py");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/plot_serve.py");
     let files = ["20.json", "40.json", "inf.json"].map(|name| folder.path().join(name));
     let picture = folder.path().join("picture.png");
     let output =

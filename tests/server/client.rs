@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 /// Nothing here takes so long, unless it hangs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running server, killed when dropped.
 pub(crate) struct Server {
@@ -97,12 +97,12 @@ impl Server {
             if value == wanted {
                 return;
             }
-            assert!(start.elapsed() < PATIENCE, "{name} is {value}, not {wanted}");
+            assert!(start.elapsed() < TIMEOUT, "{name} is {value}, not {wanted}");
         }
     }
 
-    /// Waits until nothing runs and nothing waits, on one page: who left the waiting room may be noticed after who left
-    /// a seat, and what still waits could run.
+    /// Waits until nothing runs and nothing waits, on one page: the end of a waiting request may be noticed after the end of
+    /// a permit, and what still waits could run.
     #[track_caller]
     pub(crate) fn wait_until_idle(&self) {
         let start = Instant::now();
@@ -115,7 +115,7 @@ impl Server {
             if found.iter().all(|line| line.ends_with(" 0")) {
                 return;
             }
-            assert!(start.elapsed() < PATIENCE, "{found:?}");
+            assert!(start.elapsed() < TIMEOUT, "{found:?}");
         }
     }
 
@@ -176,7 +176,7 @@ impl Answer {
         self.json()
     }
 
-    /// The data of all events; the last must be `[DONE]` and is left out.
+    /// The data of all events; the last must be `[DONE]` and is omitted.
     #[track_caller]
     pub(crate) fn events(&self) -> Vec<Value> {
         assert_eq!(self.header("content-type"), Some("text/event-stream"), "{}", self.text());
@@ -223,7 +223,7 @@ pub(crate) fn post(address: SocketAddr, path: &str, body: &Value) -> Answer {
     send(address, post_bytes(path, "", &body.to_string()))
 }
 
-/// The bytes of a JSON request that asks for the connection to be closed.
+/// The bytes of a JSON request with `connection: close`.
 pub(crate) fn post_bytes(path: &str, headers: &str, body: &str) -> String {
     format!(
         "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
@@ -243,7 +243,7 @@ pub(crate) fn send(address: SocketAddr, bytes: impl AsRef<[u8]>) -> Answer {
 
 pub(crate) fn connect(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream.set_nodelay(true).unwrap();
     stream
 }

@@ -1,4 +1,4 @@
-//! Web pages of other origins: who is let in, and that asking opens nothing.
+//! Web pages of other origins: which are allowed, and that a preflight grants nothing.
 
 use super::client::{Answer, Server, send};
 
@@ -69,7 +69,7 @@ fn named_origins_may_ask_and_still_need_the_key() {
         assert_eq!(answer.header("access-control-allow-origin"), None, "{origin}");
         assert_eq!(answer.header("vary"), Some("origin"));
     }
-    // Without an origin nothing is said of origins.
+    // Without an origin there are no CORS headers.
     assert_eq!(server.get("/health").header("access-control-allow-origin"), None);
 }
 

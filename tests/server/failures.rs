@@ -14,9 +14,9 @@ use tinyvllm::ops::gpu::{
     ChipClass, Constant, Gpu, GpuBuffer, GpuMemory, Launch, Library, Pipeline, PipelineLimits, Placement,
     Ticket,
 };
-use tinyvllm::server::{AccessLog, AccessRecord, Exit, Server, ServerConfig, StopHandle};
 use tinyvllm::weights::SharedBytes;
 use tinyvllm::{Error, ErrorKind, Result};
+use tinyvllm_server::{AccessLog, AccessRecord, Exit, Server, ServerConfig, StopHandle};
 
 use super::client::{connect, get, named_events, post, post_bytes, read_answer};
 
@@ -56,7 +56,7 @@ fn hello() -> serde_json::Value {
 }
 
 #[test]
-fn while_the_model_loads_the_server_says_how_far_it_is() {
+fn while_the_model_loads_the_server_reports_progress() {
     let (go, wait) = mpsc::channel::<()>();
     let (begun, has_begun) = mpsc::channel();
     let server = start(move |progress| {
@@ -212,7 +212,7 @@ fn start_broken(failure: Failure) -> InProcess {
 #[test]
 fn a_step_that_fails_ends_its_requests_and_three_in_a_row_the_health() {
     let server = start_broken(Failure::Error);
-    // 33: the engine goes on, and so do answers.
+    // 33: the engine continues, and so do answers.
     for num_failed in 1..=3 {
         let answer = post(server.address, CHAT, &hello());
         assert_eq!(answer.status, 500);
@@ -248,19 +248,19 @@ fn a_step_that_fails_ends_its_requests_and_three_in_a_row_the_health() {
 }
 
 #[test]
-fn an_engine_that_panics_answers_everybody_and_ends_the_server() {
+fn an_engine_that_panics_ends_all_requests_and_the_server() {
     answers_everybody_and_ends(Failure::Panic, "the engine failed: the device fell off the bus");
 }
 
 #[test]
-fn a_lost_device_answers_everybody_and_ends_the_server() {
+fn a_lost_device_ends_all_requests_and_the_server() {
     answers_everybody_and_ends(Failure::Lost, "the device is lost: the device fell off the bus");
 }
 
 fn answers_everybody_and_ends(failure: Failure, why: &str) {
     let server = start_broken(failure);
-    // 35: those that wait hear of it, as a whole answer and as a stream, and the program ends with an error.
-    // Both have connected before either asks, since the server takes nobody more once it has failed.
+    // 35: waiting requests get the error, as a whole answer and as a stream, and the program ends with an error.
+    // Both have connected before either sends, since the server accepts no client once it has failed.
     let clients = [true, false].map(|is_stream| (is_stream, connect(server.address)));
     let answers: Vec<_> = std::thread::scope(|scope| {
         let ask = |is_stream: bool, mut stream: TcpStream| {

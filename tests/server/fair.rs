@@ -1,4 +1,4 @@
-//! Clients beside each other: who is accepted, who is served, who is a client, and who watches.
+//! Several clients: admission, service, identity, and monitoring.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -53,7 +53,7 @@ fn slow_server() -> Server {
 }
 
 #[test]
-fn a_crowd_of_one_client_leaves_room_and_seats_for_another() {
+fn many_requests_of_one_client_leave_permits_and_blocks_for_another() {
     let server = slow_server();
     let long = body(&json!("A crowd"), 480, &json!({}));
     let crowd: Vec<TcpStream> = (0..12).map(|_| begin(&server, "crowd", &long)).collect();
@@ -69,7 +69,7 @@ fn a_crowd_of_one_client_leaves_room_and_seats_for_another() {
 }
 
 #[test]
-fn a_request_with_as_many_sequences_as_there_are_seats_leaves_one_for_another() {
+fn a_request_with_as_many_sequences_as_permits_leaves_one_for_another() {
     let server = slow_server();
     let group = [begin(&server, "crowd", &body(&json!("A crowd"), 480, &json!({"n": 4})))];
     let generated = generated_beside(&server, &group, 4);
@@ -78,7 +78,7 @@ fn a_request_with_as_many_sequences_as_there_are_seats_leaves_one_for_another() 
 
 /// `user` names a client too.
 #[test]
-fn a_list_of_prompts_leaves_a_seat_for_another() {
+fn a_list_of_prompts_leaves_a_permit_for_another() {
     let server = slow_server();
     let prompts: Vec<String> = (0..12).map(|index| format!("Prompt {index}")).collect();
     let mut stream = connect(server.address());
@@ -89,14 +89,14 @@ fn a_list_of_prompts_leaves_a_seat_for_another() {
 }
 
 #[test]
-fn each_of_n_and_of_a_list_has_a_place_in_the_waiting_room() {
+fn each_of_n_and_of_a_list_needs_a_permit() {
     let server = Server::start("--trust-client-ids --max-num-seqs 4 --max-waiting 4");
     let long = |n: usize| body(&json!("A crowd"), 480, &json!({"n": n}));
     let crowd = [begin(&server, "crowd", &long(4)), begin(&server, "crowd", &long(4))];
     server.wait_for_metric("vllm:num_requests_waiting", 1.0);
     let start = Instant::now();
     let refused = ask(&server, "crowd", &long(1));
-    // Clients that come again at once are slowed down.
+    // Clients that retry at once are slowed down.
     assert!(start.elapsed() >= Duration::from_millis(250), "{:?}", start.elapsed());
     let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
     assert!(refused.status == 429 && message.contains("8 of them this client's, and 1 more"), "{message}");
@@ -109,7 +109,7 @@ fn each_of_n_and_of_a_list_has_a_place_in_the_waiting_room() {
     drop(crowd);
     drop(server);
 
-    // Who is done makes room for others, though its list is not.
+    // A finished prompt frees its permit for others, though its list is not finished.
     let server = Server::start("--max-num-seqs 1 --max-waiting 1");
     let mut list = begin(&server, "a", &body(&json!(["a", "b"]), 480, &json!({"stream": true})));
     super::client::read_until(&mut list, "\"index\":1");
@@ -140,7 +140,7 @@ fn priority_is_a_number() {
 }
 
 #[test]
-fn who_watches_the_server_is_answered_when_all_connections_are_taken() {
+fn monitoring_works_at_the_limit_of_connections() {
     let server = Server::start("--max-connections 3");
     let idle: Vec<TcpStream> = (0..3).map(|_| connect(server.address())).collect();
     // Accepted in the order in which they came, so these are beyond.
@@ -159,7 +159,7 @@ fn who_watches_the_server_is_answered_when_all_connections_are_taken() {
 }
 
 #[test]
-fn one_address_has_so_many_connections() {
+fn connections_of_one_address_are_limited() {
     let server = Server::start("--max-connections-per-address 2");
     let idle: Vec<TcpStream> = (0..2).map(|_| connect(server.address())).collect();
     assert_eq!(server.get("/health").status, 200);

@@ -1,4 +1,4 @@
-//! A server that answers as a test wants, also badly.
+//! A server that answers by a script, also badly.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

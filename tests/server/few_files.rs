@@ -6,12 +6,12 @@ use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
-use super::client::{PATIENCE, Server, connect, post_bytes, read_answer};
+use super::client::{Server, TIMEOUT, connect, post_bytes, read_answer};
 
 const COMPLETIONS: &str = "/v1/completions";
 
-/// The program behind these commands of a shell.
-fn behind(commands: &str) -> Command {
+/// The program after these commands of a shell.
+fn after_commands(commands: &str) -> Command {
     let mut command = Command::new("sh");
     let script = format!("{commands}; exec \"$0\" \"$@\"");
     command.args(["-c", &script, env!("CARGO_BIN_EXE_tinyvllm")]);
@@ -20,7 +20,7 @@ fn behind(commands: &str) -> Command {
 
 /// What comes of starting a server that cannot start.
 fn failed_start(commands: &str) -> Output {
-    let mut command = behind(commands);
+    let mut command = after_commands(commands);
     command.args(["serve", "--port", "0", "--threads", "1"]).output().unwrap()
 }
 
@@ -40,13 +40,13 @@ fn connect_from_elsewhere(to: SocketAddr) -> TcpStream {
         socket.connect(to).await.unwrap().into_std().unwrap()
     });
     stream.set_nonblocking(false).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream
 }
 
 #[test]
-fn connections_are_as_many_as_there_are_files_and_others_are_answered_beside_them() {
-    let server = Server::start_command(behind("ulimit -n 64"), "", |_| ());
+fn connections_fit_the_open_files_and_others_are_answered_from_the_reserve() {
+    let server = Server::start_command(after_commands("ulimit -n 64"), "", |_| ());
     let log = server.log();
     assert!(
         log.iter().any(|line| line.starts_with("note: ") && line.contains("64 files open (ulimit -n)")),
@@ -61,7 +61,7 @@ fn connections_are_as_many_as_there_are_files_and_others_are_answered_beside_the
     let mut crowd: Vec<TcpStream> = (0..200).map(|_| connect(server.address())).collect();
     let request = post_bytes(COMPLETIONS, "", &json!({"prompt": "Once", "max_tokens": 3}).to_string());
     crowd[0].write_all(request.as_bytes()).unwrap();
-    assert_eq!(read_answer(crowd.remove(0)).status, 200, "who is inside is served");
+    assert_eq!(read_answer(crowd.remove(0)).status, 200, "an accepted client is served");
     for (path, wanted) in
         [("/health", 200), ("/v1/models", if cfg!(target_os = "linux") { 200 } else { 503 })]
     {
@@ -72,16 +72,20 @@ fn connections_are_as_many_as_there_are_files_and_others_are_answered_beside_the
     drop(crowd);
     let start = std::time::Instant::now();
     while server.get("/v1/models").status != 200 {
-        assert!(start.elapsed() < PATIENCE, "places are free when others have left");
+        assert!(start.elapsed() < TIMEOUT, "connections are free when others have disconnected");
     }
-    assert!(!server.log().iter().any(|line| line.contains("nobody can connect")), "{:?}", server.log());
+    assert!(
+        !server.log().iter().any(|line| line.contains("connections cannot be accepted")),
+        "{:?}",
+        server.log()
+    );
 }
 
 #[test]
 fn what_the_system_allows_is_taken() {
     let hard = Command::new("sh").args(["-c", "ulimit -Hn"]).output().unwrap();
     let hard = String::from_utf8(hard.stdout).unwrap().trim().parse::<u64>().unwrap_or(u64::MAX);
-    let server = Server::start_command(behind("ulimit -Sn 64"), "", |_| ());
+    let server = Server::start_command(after_commands("ulimit -Sn 64"), "", |_| ());
     let info = server.get("/server_info").success();
     if hard >= 5_000 {
         let wanted = [("max_connections", 4_096), ("max_connections_per_address", 1_024)];
@@ -107,11 +111,11 @@ fn too_little_to_start_with_is_an_error_that_names_the_limit() {
     }
     if cfg!(all(target_os = "linux", target_env = "gnu")) {
         // Threads share a heap where addresses are few, so these are enough.
-        let server = Server::start_command(behind("ulimit -v 500000"), "", |_| ());
+        let server = Server::start_command(after_commands("ulimit -v 500000"), "", |_| ());
         let body = json!({"prompt": "Once", "max_tokens": 3, "guided_regex": "[a-z ]+"});
         server.post(COMPLETIONS, &body).success();
         for mebibytes in [60, 100, 200] {
-            let limit = format!("{mebibytes} MiB of addresses (ulimit -v)");
+            let limit = format!("{mebibytes} MiB of address space (ulimit -v)");
             check(&format!("ulimit -v {}", mebibytes * 1_024), &[&limit, "hint: "]);
         }
     }

@@ -1,4 +1,4 @@
-//! Fields that mean nothing here: told, or refused.
+//! Fields that have no effect here: reported, or refused.
 
 use serde_json::{Value, json};
 
@@ -21,7 +21,7 @@ fn body(path: &str, change: &Value) -> Value {
 }
 
 #[test]
-fn ignored_fields_are_told_in_the_answer_and_once_in_the_log() {
+fn ignored_fields_are_reported_in_the_answer_and_once_in_the_log() {
     let server = Server::start("--max-model-len 64");
     let extras = json!({"metadata": "a", "store": true, "nothing": null, "a\r\nb": 1});
     for path in [CHAT, COMPLETIONS] {
@@ -56,14 +56,16 @@ fn ignored_fields_are_told_in_the_answer_and_once_in_the_log() {
     }
 }
 
-/// What the vocabulary has no token for is told in a header and in the log, and no grammar demands it.
+/// Characters without a token are reported in a header and in the log, and no grammar requires them.
 #[test]
-fn dropped_bytes_are_told_in_the_answer_and_once_in_the_log() {
+fn dropped_bytes_are_reported_in_the_answer_and_once_in_the_log() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    let mut bytes =
-        std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny/llama/llama.q8_0.gguf"))
-            .unwrap();
+    let mut bytes = std::fs::read(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../tests/fixtures/tiny/llama/llama.q8_0.gguf"
+    ))
+    .unwrap();
     // What stands for the byte 0x07 becomes a character that stands for none.
     let (from, to) = ("ć".as_bytes(), "š".as_bytes());
     let at = bytes.windows(from.len()).position(|window| window == from).unwrap();
@@ -102,7 +104,7 @@ fn dropped_bytes_are_told_in_the_answer_and_once_in_the_log() {
 }
 
 const TEMPLATE: &str =
-    concat!("--chat-template ", env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tok/chat/tools.jinja");
+    concat!("--chat-template ", env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tok/chat/tools.jinja");
 
 /// For each interface a conversation in which every object has a field `extra`, what is ignored of it, and what
 /// clients send back of answers.
@@ -168,7 +170,7 @@ fn conversations() -> [(&'static str, Value, &'static str); 3] {
 }
 
 #[test]
-fn fields_inside_lists_are_told_with_the_first_place_that_has_them() {
+fn fields_inside_lists_are_reported_with_their_first_path() {
     let server = Server::start(&format!("--max-model-len 1024 {TEMPLATE}"));
     for (path, mut body, ignored) in conversations() {
         (body["max_tokens"], body["max_output_tokens"]) = (2.into(), 2.into());
@@ -181,10 +183,10 @@ fn fields_inside_lists_are_told_with_the_first_place_that_has_them() {
     let messages: Vec<Value> =
         (0..50).map(|index| json!({"role": "user", "content": "Hi", format!("x{index:02}"): 1})).collect();
     let answer = server.post(CHAT, &json!({"messages": messages, "max_tokens": 1}));
-    let told = answer.header("x-ignored-fields").unwrap();
+    let reported = answer.header("x-ignored-fields").unwrap();
     assert!(
-        told.starts_with("messages[0].x00, messages[10].x10, ") && told.ends_with(", and 34 more"),
-        "{told}"
+        reported.starts_with("messages[0].x00, messages[10].x10, ") && reported.ends_with(", and 34 more"),
+        "{reported}"
     );
     drop(server);
 
@@ -197,6 +199,45 @@ fn fields_inside_lists_are_told_with_the_first_place_that_has_them() {
     }
 }
 
+/// Documents are for templates that read them.
+#[test]
+fn documents_that_the_template_does_not_read_are_reported() {
+    let documents = json!([{"text": "secret"}]);
+    let change = json!({"documents": documents, "mm_processor_kwargs": {"fps": 1}});
+    let server = Server::start("--max-model-len 64");
+    let answer = server.post(CHAT, &body(CHAT, &change));
+    assert_eq!(answer.header("x-ignored-fields"), Some("documents, mm_processor_kwargs"));
+    let nothing = json!({"documents": [], "mm_processor_kwargs": {}});
+    assert_eq!(server.post(CHAT, &body(CHAT, &nothing)).header("x-ignored-fields"), None);
+    let differing = json!({"documents": documents, "chat_template_kwargs": {"documents": []}});
+    check_error(
+        "differ",
+        &server.post(CHAT, &body(CHAT, &differing)),
+        400,
+        Some("documents"),
+        None,
+        "differ",
+    );
+    drop(server);
+    let server = Server::start("--max-model-len 64 --strict-fields");
+    let answer = server.post(CHAT, &body(CHAT, &json!({"documents": documents})));
+    let unsupported = Some("unsupported_parameter");
+    check_error("strict", &answer, 400, Some("documents"), unsupported, "documents has no effect here");
+    drop(server);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("documents.jinja");
+    let template = "{% for document in documents or [] %}{{ document.text }}{% endfor %}\
+                    {% for message in messages %}{{ message.content }}{% endfor %}";
+    std::fs::write(&path, template).unwrap();
+    let server = Server::start_with("--max-model-len 64 --strict-fields", |command| {
+        command.arg("--chat-template").arg(&path);
+    });
+    let num_tokens = |change: &Value| {
+        server.post(CHAT, &body(CHAT, change)).success()["usage"]["prompt_tokens"].as_u64().unwrap()
+    };
+    assert!(num_tokens(&json!({"documents": documents})) > num_tokens(&json!({})));
+}
+
 #[test]
 fn strict_fields_are_refused() {
     let server = Server::start("--max-model-len 64 --strict-fields");
@@ -204,10 +245,10 @@ fn strict_fields_are_refused() {
         server.post(path, &body(path, &json!({"nothing": null}))).success();
         let answer = server.post(path, &body(path, &json!({"service_tier": "flex", "store": true})));
         let unsupported = Some("unsupported_parameter");
-        let words = "service_tier, store mean nothing here (--strict-fields); leave them out";
+        let words = "service_tier, store have no effect here (--strict-fields); omit them";
         check_error("extras", &answer, 400, Some("service_tier"), unsupported, words);
         let answer = server.post(path, &body(path, &json!({"store": true})));
-        let words = "store means nothing here (--strict-fields); leave it out";
+        let words = "store has no effect here (--strict-fields); omit it";
         check_error("one", &answer, 400, Some("store"), unsupported, words);
         // What clients send and what is so without it.
         for change in [
@@ -225,7 +266,7 @@ fn strict_fields_are_refused() {
     }
 }
 
-/// For each interface a request, the field that limits its answer, and the one that gives it a form.
+/// For each interface a request, the field that limits its answer, and the one that sets its format.
 fn interfaces() -> [(&'static str, Value, &'static str, &'static str); 4] {
     let messages = json!([{"role": "user", "content": "Hi"}]);
     [
@@ -291,10 +332,7 @@ fn words_of_another_interface_are_refused_with_the_way_out_of_this_one() {
         (request[limit], request["response_format"]) = (2.into(), format);
         let error = server.post(path, &request).json()["error"]["message"].clone();
         let message = error.as_str().unwrap();
-        assert!(
-            message.starts_with("response_format.json_schema.grammar is not known here"),
-            "{path}: {message}"
-        );
+        assert!(message.starts_with("response_format.json_schema.grammar is unknown"), "{path}: {message}");
         if ![CHAT, COMPLETIONS].contains(&path) {
             check("continue_final_message", true.into(), "");
         }
@@ -323,6 +361,6 @@ fn constraints_of_other_engines_are_refused_with_the_way_out() {
         let unknown = json!({"structured_outputs": {"regex": "a", "backend": "x"}});
         let answer = server.post(path, &body(path, &unknown));
         let param = Some("structured_outputs.backend");
-        check_error("unknown", &answer, 400, param, Some("unsupported_parameter"), "not known");
+        check_error("unknown", &answer, 400, param, Some("unsupported_parameter"), "unknown");
     }
 }

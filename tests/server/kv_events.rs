@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::client::{PATIENCE, Server};
+use super::client::{Server, TIMEOUT};
 use super::zmq::{self, Peer};
 
 /// With ports of the system's choice, so that tests do not meet.
@@ -117,8 +117,8 @@ fn a_router_knows_each_prefix_from_the_events() {
         assert!(num_found >= 32);
     }
     let secret = prompt(50, 100)[..BLOCK_SIZE].to_vec();
-    assert!(known.values().all(|(_, tokens)| *tokens != secret), "a salted block was told of");
-    // Whoever missed some asks for those only.
+    assert!(known.values().all(|(_, tokens)| *tokens != secret), "a salted block was reported");
+    // A peer that missed some requests those only.
     let missed = batches.len() as u64 - 2;
     assert_eq!(replay(&server, missed), batches[missed as usize..]);
     assert_eq!(replay(&server, missed + 1_000), []);
@@ -141,7 +141,7 @@ fn subscribers_hear_of_each_batch() {
         number += 1;
         complete(&server, &prompt(number, 64), None);
     }
-    socket.stream().set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.stream().set_read_timeout(Some(TIMEOUT)).unwrap();
     let first = read(socket.receive());
     complete(&server, &prompt(number + 1, 64), None);
     let second = read(socket.receive());
@@ -149,7 +149,7 @@ fn subscribers_hear_of_each_batch() {
     assert_eq!(second.2.unwrap()[1][0]["token_ids"].as_array().unwrap().len(), 64);
     other.stream().set_read_timeout(Some(Duration::from_millis(50))).unwrap();
     assert!(other.try_receive().is_none(), "another topic");
-    // Whoever asks for nothing does no harm.
+    // A peer that requests nothing does no harm.
     let mut asking = Peer::connect(&replay_endpoint(&server), "DEALER");
     for part in [&b""[..], b"x", &[0; 100]] {
         asking.send(&[part]);
@@ -190,7 +190,7 @@ fn wait_for_line(server: &Server, words: &str) -> usize {
         if found > 0 {
             return found;
         }
-        assert!(start.elapsed() < PATIENCE, "{words:?} is not in {log:?}");
+        assert!(start.elapsed() < TIMEOUT, "{words:?} is not in {log:?}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -198,7 +198,7 @@ fn wait_for_line(server: &Server, words: &str) -> usize {
 /// Waits until the other side has closed.
 #[track_caller]
 fn wait_for_close(stream: &mut TcpStream) {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut bytes = [0; 4096];
     loop {
         match stream.read(&mut bytes) {
@@ -229,7 +229,7 @@ fn a_frame_that_announces_a_terabyte_closes_its_connection() {
             }
         }
     }
-    wait_for_line(&server, "4096 are the most");
+    wait_for_line(&server, "the limit is 4096");
     server.wait_for_metric("tinyvllm_kv_event_peers_closed_total", 24.0);
     assert!(!replay(&server, 0).is_empty());
     assert_eq!(server.get("/health").status, 200);
@@ -242,7 +242,7 @@ fn resident_bytes(server: &Server) -> usize {
     line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
 }
 
-/// Each of them had a queue of its own for all that it asked for, over and over.
+/// Each of them had its own queue for its requests, over and over.
 #[cfg(target_os = "linux")]
 #[test]
 fn peers_that_read_nothing_cost_little_and_others_are_answered() {
@@ -252,7 +252,7 @@ fn peers_that_read_nothing_cost_little_and_others_are_answered() {
     }
     let num_batches = replay(&server, 0).len();
     let before = resident_bytes(&server);
-    // Each of them asks for some 33 MB, of which the system may keep ten.
+    // Each of them requests some 33 MB, of which the system may buffer ten.
     let peers: Vec<TcpStream> = (0..8)
         .map(|_| {
             let mut stream = zmq::raw_peer(&replay_endpoint(&server), "DEALER");
@@ -272,7 +272,7 @@ fn peers_that_read_nothing_cost_little_and_others_are_answered() {
 
 /// They had all descriptors of the process, for ever.
 #[test]
-fn peers_are_counted_and_have_to_say_who_they_are() {
+fn peers_are_counted_and_must_send_a_handshake() {
     const MAX_PER_ADDRESS: usize = 128;
     let server = Server::start(FLAGS);
     let endpoint = source(&server)["endpoint"].as_str().unwrap().to_owned();
@@ -286,7 +286,11 @@ fn peers_are_counted_and_have_to_say_who_they_are() {
         })
         .collect();
     half_open.iter_mut().rev().take(20).for_each(wait_for_close);
-    assert_eq!(wait_for_line(&server, "there are 128 peers from its address"), 1, "a line for all of them");
+    assert_eq!(
+        wait_for_line(&server, "the limit of 128 peers from its address"),
+        1,
+        "a line for all of them"
+    );
     assert!(start.elapsed() < Duration::from_secs(8), "the others are still there");
     #[cfg(target_os = "linux")]
     {
@@ -299,12 +303,12 @@ fn peers_are_counted_and_have_to_say_who_they_are() {
     half_open.iter_mut().take(MAX_PER_ADDRESS).for_each(wait_for_close);
     assert!(start.elapsed() >= Duration::from_secs(9));
     wait_for_line(&server, "within 10 s");
-    assert!(!replay(&server, 0).is_empty(), "there is room again");
+    assert!(!replay(&server, 0).is_empty(), "the limit is free again");
 }
 
 #[cfg(unix)]
 #[test]
-fn whoever_lets_others_listen_is_warned() {
+fn public_endpoints_are_warned_about() {
     let warnings = |flags: &str| {
         let server = Server::start(flags);
         server.signal(nix::sys::signal::Signal::SIGTERM);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::client::{PATIENCE, Server, connect, events, post_bytes, read_answer, read_until, send};
+use super::client::{Server, TIMEOUT, connect, events, post_bytes, read_answer, read_until, send};
 
 const CHAT: &str = "/v1/chat/completions";
 const WAITING: &str = "vllm:num_requests_waiting";
@@ -25,7 +25,7 @@ fn long(n: usize, is_stream: bool) -> String {
 }
 
 #[test]
-fn everything_but_health_and_the_page_is_behind_the_key() {
+fn everything_but_health_and_the_page_requires_the_key() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "from-file\n\n  second  \n").unwrap();
     let server = Server::start_with("--api-key typed --log-format json", |command| {
@@ -86,7 +86,8 @@ fn keys_come_from_the_environment_too() {
         command.env("TINYVLLM_API_KEY", "hidden");
     });
     assert_eq!(server.get("/v1/models").status, 401);
-    let request = "GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nauthorization: Bearer hidden\r\n\r\n";
+    let request = "GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nauthorization: Bearer \
+                   hidden\r\n\r\n";
     assert_eq!(send(server.address(), request).status, 200);
 }
 
@@ -121,7 +122,7 @@ fn a_crowd_is_turned_away_and_those_inside_are_unhurt() {
 }
 
 #[test]
-fn who_leaves_frees_everything() {
+fn a_client_that_disconnects_frees_everything() {
     let server = Server::start("");
     // 29: after the first token, while waiting for the whole, and before the request is even complete.
     let mut stream = connect(server.address());
@@ -144,12 +145,12 @@ fn who_leaves_frees_everything() {
     assert_eq!((server.metric(WAITING), server.metric(BLOCKS)), (0.0, 0.0));
     server.wait_for_metric(ABORTED, 64.0);
     let generated = server.metric(GENERATED);
-    assert!(generated < 64.0 * 490.0, "all {generated} tokens were generated for nobody");
+    assert!(generated < 64.0 * 490.0, "all {generated} tokens were generated without a reader");
 }
 
 /// As `nc -N` does and some proxies do. Whether anybody is left is found out by an interim answer.
 #[test]
-fn who_closes_its_half_behind_a_request_is_answered() {
+fn a_client_that_closes_its_half_after_a_request_is_answered() {
     let server = Server::start("");
     for is_stream in [false, true] {
         let mut stream = connect(server.address());
@@ -161,7 +162,7 @@ fn who_closes_its_half_behind_a_request_is_answered() {
         assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
         assert!(answer.contains("\"finish_reason\":\"length\""), "{answer}");
     }
-    // A request that is not whole is none, and nobody waits for the rest.
+    // A partial request is dropped, and the rest is not awaited.
     let mut stream = connect(server.address());
     let request = long(1, false);
     stream.write_all(&request.as_bytes()[..request.len() - 1]).unwrap();
@@ -180,7 +181,7 @@ fn who_closes_its_half_behind_a_request_is_answered() {
 }
 
 #[test]
-fn who_leaves_the_queue_is_forgotten_while_others_run() {
+fn a_client_that_leaves_the_queue_is_dropped_while_others_run() {
     let server = Server::start("--max-num-seqs 16");
     let mut running = connect(server.address());
     running.write_all(long(16, true).as_bytes()).unwrap();
@@ -196,7 +197,7 @@ fn who_leaves_the_queue_is_forgotten_while_others_run() {
 }
 
 #[test]
-fn who_does_not_read_is_given_up() {
+fn a_client_that_does_not_read_is_aborted() {
     let server = Server::start("");
     let body = json!({
         "messages": [{"role": "user", "content": "Hi"}],
@@ -216,7 +217,7 @@ fn who_does_not_read_is_given_up() {
 }
 
 #[test]
-fn who_takes_nothing_for_too_long_is_cut_off() {
+fn a_client_that_stalls_is_cut_off() {
     let server = Server::start("--write-timeout 0.2");
     let body = json!({
         "messages": [{"role": "user", "content": "Hi"}],
@@ -269,7 +270,7 @@ fn stopping(flags: &str) -> (Server, TcpStream, String) {
 fn rest(mut stream: TcpStream, begin: &str) -> Vec<Value> {
     let mut bytes = begin.as_bytes().to_vec();
     stream.read_to_end(&mut bytes).unwrap();
-    // Where chunks of the transfer meet lines of events, lines that are neither are left out.
+    // Where chunks of the transfer meet lines of events, lines that are neither are skipped.
     let text = String::from_utf8(bytes).unwrap();
     events(&text)
 }
@@ -302,7 +303,7 @@ fn a_signal_lets_running_requests_end_and_others_wait_elsewhere() {
 fn an_idle_server_ends_at_once() {
     let time = || {
         let server = Server::start("");
-        // Whoever keeps a connection without asking for anything is not waited for.
+        // An idle connection is not awaited.
         let mut idle = connect(server.address());
         idle.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
         read_until(&mut idle, "ok");
@@ -319,14 +320,14 @@ fn an_idle_server_ends_at_once() {
 
 #[cfg(unix)]
 #[test]
-fn who_comes_at_the_end_is_answered_or_refused() {
+fn late_clients_are_answered_or_refused() {
     let server = Server::start("");
     let address = server.address();
     server.signal(nix::sys::signal::Signal::SIGTERM);
     let request = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
     // A connection that the system had, but not the server, is reset.
     while let Ok(mut stream) = TcpStream::connect(address) {
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         let mut bytes = Vec::new();
         if stream.write_all(request).is_err() || stream.read_to_end(&mut bytes).is_err() {
             break;

@@ -1,4 +1,4 @@
-//! The server under load: many clients of every kind for a minute, and a stream beside a long prompt.
+//! The server under load: many clients of every kind for a minute, and a stream during a long prompt.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::client::{Answer, PATIENCE, Server, connect, post, post_bytes, read_answer};
+use super::client::{Answer, Server, TIMEOUT, connect, post, post_bytes, read_answer};
 
 const COMPLETIONS: &str = "/v1/completions";
 const NUM_CLIENTS: u64 = 64;
@@ -133,7 +133,7 @@ impl Read for Slowly<'_> {
     }
 }
 
-/// Memory of the process that is in use, in KiB; 0 where the system does not tell.
+/// Memory of the process that is in use, in KiB; 0 where the system does not report it.
 fn resident_kib(server: &Server) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.id())).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -183,7 +183,7 @@ fn sixty_four_clients_of_every_kind_leave_no_trace() {
     }
 }
 
-/// Times at which pieces of a stream arrive.
+/// Times at which chunks of a stream arrive.
 fn arrivals(mut stream: TcpStream) -> Vec<Instant> {
     let mut buffer = [0; 4_096];
     let mut arrivals = Vec::new();
@@ -200,7 +200,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 /// The demo model with a longer window, in which its text makes no sense and its speed is the same.
 fn model_with_window(len: u32) -> tempfile::TempDir {
-    let mut model = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/src/demo/model.gguf")).unwrap();
+    let mut model = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../src/demo/model.gguf")).unwrap();
     let name = b"llama.context_length";
     let at = model.windows(name.len()).position(|bytes| bytes == name).unwrap() + name.len();
     // A number of the type u32.
@@ -216,7 +216,7 @@ fn a_stream_does_not_wait_for_anothers_long_prompt() {
     const BUDGET: usize = 128;
     const PROMPT: usize = 12 * BUDGET;
     let _machine = machine();
-    // Computed at once, the prompt would hold everybody up for twelve steps.
+    // Computed at once, the prompt would delay all clients for twelve steps.
     let folder = model_with_window(2_048);
     let model = folder.path().join("model.gguf");
     let server =
@@ -272,7 +272,7 @@ fn a_scrape_does_not_wait_for_steps() {
     let start = Instant::now();
     // As often as it takes, because the load does not last long.
     while times.len() < 15 {
-        assert!(start.elapsed() < PATIENCE, "only {} scrapes were under load", times.len());
+        assert!(start.elapsed() < TIMEOUT, "only {} scrapes were under load", times.len());
         let mut stream = connect(server.address());
         stream.write_all(post_bytes(COMPLETIONS, "", &body.to_string()).as_bytes()).unwrap();
         stream.peek(&mut [0]).unwrap();

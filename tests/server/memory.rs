@@ -47,7 +47,7 @@ fn ten_bombs_at_once_take_what_requests_may_take() {
     server.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 1})).success();
     let [before, _] = resident(&server);
     let (bomb, address) = (bomb(), server.address());
-    // A field that nobody knows, and one that is read.
+    // An unknown field, and one that is read.
     for (name, statuses) in [("x", [200, 429]), ("stop", [413, 429])] {
         let request = packed(name, &bomb);
         assert!(request.len() < 16 << 10);
@@ -64,7 +64,7 @@ fn ten_bombs_at_once_take_what_requests_may_take() {
             );
         }
         server.wait_for_metric(GAUGE, 0.0);
-        // Beside others each may find too little left; alone it hears what is so.
+        // Alongside others each may find too little left; alone it gets the real reason.
         let answer = send(address, &request);
         assert_eq!(answer.status, statuses[0], "{name}: {}", answer.text());
         server.wait_for_metric(GAUGE, 0.0);
@@ -85,7 +85,7 @@ fn ten_bombs_at_once_take_what_requests_may_take() {
 }
 
 #[test]
-fn a_field_that_nobody_knows_costs_its_bytes() {
+fn an_unknown_field_costs_its_bytes() {
     // Nine megabytes fit in once, and not their values.
     let server = Server::start("--max-model-len 64 --max-request-memory 16M");
     let answer = send(server.address(), packed("x", &bomb()));
@@ -158,7 +158,7 @@ fn token_ids_take_their_bytes() {
     server.wait_for_metric(GAUGE, 0.0);
 }
 
-/// A connection on which so many bytes of a body have come, of more.
+/// A connection on which this many bytes of a body have come, of more.
 fn begun(server: &Server, num_bytes: usize) -> TcpStream {
     let mut stream = connect(server.address());
     let request = post_bytes("/v1/completions", "", &" ".repeat(2 * num_bytes));
@@ -182,16 +182,16 @@ fn what_is_broken_off_gives_its_memory_back() {
     wait_for(700.0 * 1024.0);
     let second = begun(&server, 700 << 10);
     wait_for(1_400.0 * 1024.0);
-    // Now a large one has no room, which it would have alone, and a small one has.
+    // Now a large one does not fit, which it would alone, and a small one does.
     let large = json!({"prompt": "a", "max_tokens": 1, "x": "y".repeat(700 << 10)});
     let answer = server.post("/v1/completions", &large);
-    check_error("no room", &answer, 429, None, Some("rate_limit_exceeded"), "--max-request-memory");
+    check_error("no capacity", &answer, 429, None, Some("rate_limit_exceeded"), "--max-request-memory");
     assert!(answer.header("retry-after").is_some());
     server.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 1})).success();
     drop((first, second));
     server.wait_for_metric(GAUGE, 0.0);
     server.post("/v1/completions", &large).success();
-    // A stream holds what it was made of until it ends or is given up.
+    // A stream holds its request until it ends or is aborted.
     let body = json!({"prompt": "Hi", "max_tokens": 1000, "ignore_eos": true, "stream": true, "user": "u".repeat(9_000)});
     let mut stream = connect(server.address());
     stream.write_all(post_bytes("/v1/completions", "", &body.to_string()).as_bytes()).unwrap();
@@ -287,5 +287,12 @@ fn grammars_are_charged() {
     assert!(choices.iter().any(|choice| *choice == answer["choices"][0]["text"]), "{answer}");
     let small = Server::start("--max-model-len 1024 --max-request-memory 4M");
     let param = Some("structured_outputs.choice");
-    check_error("no room", &small.post("/v1/completions", &body), 413, param, None, "--max-request-memory");
+    check_error(
+        "no capacity",
+        &small.post("/v1/completions", &body),
+        413,
+        param,
+        None,
+        "--max-request-memory",
+    );
 }

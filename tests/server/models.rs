@@ -1,4 +1,4 @@
-//! Models of every family behind the server, from folders and from GGUF files.
+//! Models of every family over the server, from folders and from GGUF files.
 
 use std::path::{Path, PathBuf};
 
@@ -10,10 +10,10 @@ use super::client::Server;
 const NAMES: [&str; 5] = ["youtu", "deepseek_v2_lite", "glm4_moe_lite", "qwen3_moe", "mixtral"];
 
 fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny").join(name)
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tiny")).join(name)
 }
 
-/// Eight tokens of a prompt and the 32 that an independent implementation goes on with.
+/// Eight tokens of a prompt and the 32 that an independent implementation continues with.
 fn golden(name: &str) -> Vec<u64> {
     let bytes = std::fs::read(folder(name).join("golden.safetensors")).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();

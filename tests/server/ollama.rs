@@ -38,19 +38,19 @@ pub(super) fn lines(answer: &Answer) -> Vec<Value> {
 /// What a client puts together from lines.
 #[track_caller]
 pub(super) fn joined(path: &str, lines: &[Value]) -> Value {
-    let (last, pieces) = lines.split_last().unwrap();
+    let (last, chunks) = lines.split_last().unwrap();
     assert_eq!(last["done"], true);
     let mut answer = last.clone();
     let message = |value: &Value| if path == CHAT { value["message"].clone() } else { value.clone() };
-    for piece in pieces.iter().map(message) {
-        assert_ne!(piece["done"], true, "{piece}");
+    for chunk in chunks.iter().map(message) {
+        assert_ne!(chunk["done"], true, "{chunk}");
         let whole = if path == CHAT { &mut answer["message"] } else { &mut answer };
         for field in ["content", "response", "thinking"] {
-            if let Some(text) = piece[field].as_str() {
+            if let Some(text) = chunk[field].as_str() {
                 whole[field] = (whole[field].as_str().unwrap_or_default().to_owned() + text).into();
             }
         }
-        if let Some(calls) = piece["tool_calls"].as_array() {
+        if let Some(calls) = chunk["tool_calls"].as_array() {
             let mut all = whole["tool_calls"].as_array().cloned().unwrap_or_default();
             all.extend(calls.clone());
             whole["tool_calls"] = all.into();
@@ -136,7 +136,7 @@ fn a_chat_is_the_same_whole_and_as_lines() {
 }
 
 #[test]
-fn a_prompt_is_answered_or_continued() {
+fn a_prompt_is_answered_or_completed() {
     let server = Server::start("--max-model-len 256");
     let raw = both(&server, GENERATE, &prompt(&json!({"raw": true})));
     let same = json!({"prompt": "Once upon a time", "max_tokens": 20, "temperature": 0});
@@ -168,7 +168,7 @@ fn a_prompt_is_answered_or_continued() {
 }
 
 #[test]
-fn thoughts_and_calls_have_their_places() {
+fn thoughts_and_calls_have_their_fields() {
     let call = "<think>\nRome, then. </think>\n\nI'll look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": \
         {\"city\": \"Rôme 🦙\", \"days\": 2}}\n</tool_call>";
     let weather = json!({"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": {
@@ -201,7 +201,7 @@ fn thoughts_and_calls_have_their_places() {
         let answer = both(&server, CHAT, &chat(&json!({"messages": messages, "tools": [weather]})));
         assert_eq!(answer["message"]["content"], "It is sunny.");
     }
-    // Who cannot think is told so, and answers.
+    // A model without reasoning answers, with a notice.
     drop(server);
     let server = Server::start("--max-model-len 256");
     let answer = server.post(CHAT, &chat(&json!({"think": true, "stream": false})));
@@ -232,7 +232,7 @@ fn what_clients_ask_of_the_model() {
     }
     let error = server.post("/api/show", &json!({"name": "llama3.2"}));
     assert_eq!(error.status, 404);
-    // And a line for people who look what there is.
+    // And a line for users that open the address.
     for path in ["/v1", "/v1/"] {
         let there = server.get(path).success();
         assert!(there["interfaces"].as_array().unwrap().contains(&json!("/api/chat")), "{there}");
@@ -287,9 +287,9 @@ fn errors_have_ollamas_shape_and_say_what_is_wrong() {
     generate(json!({"context": [1, 2]}), "send the conversation to /api/chat");
     generate(json!({"template": "{{ .Prompt }}"}), "--chat-template");
     generate(json!({"suffix": "end"}), "suffix is not supported");
-    generate(json!({"raw": true, "system": "x"}), "raw takes the prompt as it is");
+    generate(json!({"raw": true, "system": "x"}), "raw sends the prompt unchanged");
     generate(json!({"raw": true, "prompt": long}), "maximum context length");
-    check(&post(CHAT, &json!({"model": "llama3.2", "messages": []})), 404, "there is \"demo\"");
+    check(&post(CHAT, &json!({"model": "llama3.2", "messages": []})), 404, "the model is \"demo\"");
     check(&post(GENERATE, &prompt(&json!({"prompt": "x".repeat(100 << 10)}))), 413, "102400");
     check(&send(address, post_bytes(CHAT, key, "{")), 400, "JSON");
     for (path, words) in [

@@ -1,4 +1,4 @@
-//! What whoever runs the server, and the programs in front of it, get to see.
+//! What the operator, and the programs in front of the server, see.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -9,7 +9,7 @@ use super::bad_inputs::check_error;
 use super::client::{Server, send};
 
 #[test]
-fn routers_are_told_of_the_model_and_the_server() {
+fn routers_get_facts_of_the_model_and_the_server() {
     let server = Server::start("--max-model-len 64 --served-model-name small --max-num-seqs 3");
     let model = server.get("/model_info").success();
     assert_eq!(server.get("/get_model_info").success(), model);
@@ -78,7 +78,7 @@ fn answers_and_requests_are_counted() {
 
 #[cfg(unix)]
 #[test]
-fn the_log_says_why_an_answer_was_cut() {
+fn the_log_has_the_reason_of_a_cut_answer() {
     let server = Server::start("--max-model-len 1024");
     let body = json!({"prompt": "Hi", "max_tokens": 1000, "ignore_eos": true, "stream": true}).to_string();
     let mut stream = TcpStream::connect(server.address()).unwrap();
@@ -93,7 +93,7 @@ fn the_log_says_why_an_answer_was_cut() {
     server.signal(nix::sys::signal::Signal::SIGTERM);
     let (_, log) = server.wait();
     let line = log.iter().find(|line| line.contains("/v1/completions")).unwrap();
-    assert!(line.contains("cut: the client left before the end"), "{log:?}");
+    assert!(line.contains("cut: the client disconnected before the end"), "{log:?}");
     assert!(!log.iter().any(|line| line.contains("/version") && line.contains("cut")), "{log:?}");
 }
 

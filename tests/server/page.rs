@@ -1,9 +1,9 @@
-//! The chat page as bytes: what goes with it, and that it tells nothing. What it does is in `browser`.
+//! The chat page as bytes: its headers, and that it reveals nothing. What it does is in `browser`.
 
 use super::client::{Server, send};
 
 #[test]
-fn the_page_is_open_and_the_same_for_everybody() {
+fn the_page_is_open_and_the_same_for_all_clients() {
     let server = Server::start("--api-key secret --served-model-name hidden-name");
     let answer = server.get("/");
     assert_eq!(answer.status, 200);

@@ -1,4 +1,4 @@
-//! Predicted outputs and drafts: an answer is the same with all of it, and what it did is told.
+//! Predicted outputs and drafts: an answer is the same with all of it, and its effect is reported.
 
 use serde_json::{Value, json};
 

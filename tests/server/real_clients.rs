@@ -13,9 +13,9 @@ use serde_json::json;
 
 use super::client::Server;
 
-/// Makes the built-in model one that is told of tools.
+/// Gives the built-in model a template with tools.
 const TOOL_FLAGS: &str =
-    concat!("--chat-template ", env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tok/chat/tools.jinja");
+    concat!("--chat-template ", env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tok/chat/tools.jinja");
 
 #[test]
 fn async_openai_reads_the_answers() {
@@ -148,10 +148,10 @@ fn say_skipped(what: &str) {
     let _ = writeln!(std::io::stderr(), "skipped: {what}");
 }
 
-/// What a script prints, which must end well.
+/// What a script in scripts/checks prints, which must end well.
 #[track_caller]
 fn run_script(python: &str, script: &str, args: &[&str]) -> String {
-    let script = format!("{}/scripts/{script}", env!("CARGO_MANIFEST_DIR"));
+    let script = format!("{}/../../scripts/checks/{script}", env!("CARGO_MANIFEST_DIR"));
     let output = Command::new(python).arg(script).args(args).output().unwrap();
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{printed}{}", String::from_utf8_lossy(&output.stderr));
@@ -162,11 +162,11 @@ fn check_openais_client(flags: &str, args: impl FnOnce(String) -> Vec<String>) {
     check_openais_client_with(flags, |python, url| {
         let args = args(url.to_owned());
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
-        assert!(run_script(python, "check_openai_client.py", &args).contains("ok"));
+        assert!(run_script(python, "openai_client.py", &args).contains("ok"));
     });
 }
 
-/// Runs OpenAI's own client against a server. Needs Python with the package `openai`; says so if it is not there.
+/// Runs OpenAI's own client against a server. Needs Python with the package `openai`; prints a line if it is missing.
 fn check_openais_client_with(flags: &str, check: impl FnOnce(&str, &str)) {
     let Some(python) = python_with("openai") else {
         let is_required = std::env::var_os("TINYVLLM_REQUIRE_OPENAI").is_some();
@@ -190,7 +190,7 @@ fn the_examples_in_python_work() {
         &format!("--max-model-len 1024 --api-key secret {TOOL_FLAGS}"),
         |python, url| {
             let run = |name: &str| {
-                let script = format!("{}/scripts/examples/{name}.py", env!("CARGO_MANIFEST_DIR"));
+                let script = format!("{}/../../scripts/examples/{name}.py", env!("CARGO_MANIFEST_DIR"));
                 let mut command = Command::new(python);
                 command.arg(script).env("OPENAI_BASE_URL", url).env("OPENAI_API_KEY", "secret");
                 let output = command.output().unwrap();
@@ -211,7 +211,7 @@ fn openais_python_client_tries_again() {
     check_openais_client("--max-num-seqs 1 --max-waiting 0", |url| vec!["--busy".to_owned(), url]);
 }
 
-/// The Python of a package: one of its own in the folder that TINYVLLM_PYTHON_CLIENTS names, because they want each
+/// The Python of a package: one of its own in the folder that TINYVLLM_PYTHON_CLIENTS names, because they need each
 /// other's packages in different versions, or TINYVLLM_PYTHON. Says if there is none, which is a failure for those that
 /// TINYVLLM_REQUIRE_CLIENTS lists.
 fn python_of(name: &str) -> Option<String> {
@@ -245,7 +245,7 @@ fn clients_that_others_wrote_work() {
             ))
         });
         let url = format!("http://{}", server.address());
-        let printed = run_script(&python, "check_clients.py", &[&url, "secret", name]);
+        let printed = run_script(&python, "clients.py", &[&url, "secret", name]);
         assert!(printed.contains(&format!("ok: {name}")), "{printed}");
     }
 }
@@ -259,14 +259,14 @@ fn zeromqs_own_sockets_hear_of_the_cache() {
          \"endpoint\":\"tcp://127.0.0.1:0\",\"replay_endpoint\":\"tcp://127.0.0.1:0\",\"topic\":\"kv@demo\"}",
     );
     let url = format!("http://{}", server.address());
-    assert!(run_script(&python, "check_events.py", &[&url]).contains("ok: events"));
+    assert!(run_script(&python, "cache_events.py", &[&url]).contains("ok: events"));
 }
 
-/// Three servers behind routers that others wrote. The Python of `vllm_router` has those of the others too.
+/// Three servers behind routers of other projects. The Python of `vllm_router` has those of the others too.
 #[test]
 fn routers_that_others_wrote_find_what_is_cached() {
     let Some(python) = python_of("vllm_router") else { return };
-    let printed = run_script(&python, "check_fleet.py", &[env!("CARGO_BIN_EXE_tinyvllm")]);
+    let printed = run_script(&python, "fleet.py", &[env!("CARGO_BIN_EXE_tinyvllm")]);
     assert!(printed.contains("ok: the fleet"), "{printed}");
 }
 
@@ -274,11 +274,11 @@ fn routers_that_others_wrote_find_what_is_cached() {
 #[test]
 fn dynamo_works() {
     let Some(python) = python_of("dynamo") else { return };
-    let printed = run_script(&python, "check_dynamo.py", &[env!("CARGO_BIN_EXE_tinyvllm")]);
+    let printed = run_script(&python, "dynamo_fleet.py", &[env!("CARGO_BIN_EXE_tinyvllm")]);
     assert!(printed.contains("ok: dynamo"), "{printed}");
 }
 
-/// Needs Node.js, and the packages in the folder that TINYVLLM_NODE_CLIENTS names; says so if it names none.
+/// Needs Node.js, and the packages in the folder that TINYVLLM_NODE_CLIENTS names; prints a line if it names none.
 #[test]
 fn the_ai_sdk_works() {
     let Ok(folder) = std::env::var("TINYVLLM_NODE_CLIENTS") else {
@@ -287,6 +287,6 @@ fn the_ai_sdk_works() {
     let server =
         Server::start(&format!("--max-model-len 1024 --api-key secret --responses-memory 100 {TOOL_FLAGS}"));
     let url = format!("http://{}", server.address());
-    let printed = run_script("node", "check_ai_sdk.mjs", &[&folder, &url, "secret", "demo"]);
+    let printed = run_script("node", "ai_sdk.mjs", &[&folder, &url, "secret", "demo"]);
     assert_eq!(printed.lines().filter(|line| line.starts_with("ok: ")).count(), 3, "{printed}");
 }

@@ -1,4 +1,4 @@
-//! What the server tells of requests afterwards, and to whom.
+//! What the server reports of requests afterwards, and to which key.
 
 use std::io::Write;
 
@@ -8,7 +8,7 @@ use super::client::{Answer, Server, connect, post_bytes, read_until, send};
 
 const COMPLETIONS: &str = "/v1/completions";
 
-/// Continues token ids greedily and returns what is told of it.
+/// Continues token ids greedily and returns the report.
 fn explain(server: &Server, change: &Value) -> Value {
     let mut body = json!({"temperature": 0, "max_tokens": 2, "ignore_eos": true});
     for (name, value) in change.as_object().unwrap() {
@@ -84,7 +84,7 @@ fn a_request_is_explained_with_its_times_parameters_and_cache_miss() {
 }
 
 #[test]
-fn a_request_is_told_of_while_it_runs_and_when_its_client_has_left() {
+fn a_request_is_reported_while_it_runs_and_after_its_client_disconnects() {
     let server = Server::start("");
     let ask = |id: &str| server.get(&format!("/v1/requests/{id}")).success();
     let body = json!({"prompt": "Once", "n": 4, "max_tokens": 490, "ignore_eos": true, "stream": true});
@@ -102,12 +102,12 @@ fn a_request_is_told_of_while_it_runs_and_when_its_client_has_left() {
     server.wait_until_idle();
     let start = std::time::Instant::now();
     while ask("run-7")["state"] == "running" {
-        assert!(start.elapsed() < super::client::PATIENCE);
+        assert!(start.elapsed() < super::client::TIMEOUT);
     }
     assert_eq!(ask("run-7")["state"], "aborted");
 }
 
-/// An answer to somebody with this key.
+/// An answer to a client with this key.
 fn with_key(server: &Server, key: &str, path: &str, body: Option<&Value>) -> Answer {
     let header = format!("authorization: Bearer {key}\r\n");
     let bytes = match body {
@@ -118,7 +118,7 @@ fn with_key(server: &Server, key: &str, path: &str, body: Option<&Value>) -> Ans
 }
 
 #[test]
-fn only_the_sender_is_told_and_only_of_the_latest() {
+fn only_the_sender_sees_a_record_and_only_the_latest() {
     let server =
         Server::start("--max-model-len 256 --block-size 8 --request-history 2 --api-key a --api-key b");
     let mut prompt: Vec<u32> = (100..130).collect();
@@ -137,14 +137,15 @@ fn only_the_sender_is_told_and_only_of_the_latest() {
         assert_eq!(answer.status, 404, "{path}");
         assert_eq!(answer.json()["error"]["type"], "invalid_request_error");
     }
-    // In which block another one's prompt differs is told, as counts of cached tokens tell it, and not where in it.
+    // The block in which another client's prompt differs is reported, as counts of cached tokens are, and not the
+    // position in it.
     let cache = get("b", &second).success()["prompts"][0]["prefix_cache"].clone();
     let wanted = json!({"position": 16, "token": null, "cached_token": null});
     assert_eq!((&cache["reason"], &cache["first_difference"]), (&json!("different_token"), &wanted));
     let message = cache["message"].as_str().unwrap();
     assert!(message.contains("positions 16 to 23;") && !message.contains("20"), "{message}");
     submit("a", &prompt);
-    assert_eq!(get("a", &first).status, 404, "the third has taken its place");
+    assert_eq!(get("a", &first).status, 404, "the third has replaced it");
     assert_eq!(with_key(&server, "wrong", &second, None).status, 401);
     let server = Server::start("--request-history 0");
     let answer = server.post(COMPLETIONS, &json!({"prompt": "x", "max_tokens": 1})).success();
@@ -174,8 +175,8 @@ fn what_a_request_does_not_say_is_as_the_models_files_say_on_every_interface() {
                 body[name] = value.clone();
             }
             let answer = server.post(path, &body).success();
-            let told = server.get(&format!("/v1/requests/{}", answer["id"].as_str().unwrap())).success();
-            let params = &told["sampling_params"];
+            let reported = server.get(&format!("/v1/requests/{}", answer["id"].as_str().unwrap())).success();
+            let params = &reported["sampling_params"];
             ["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens"]
                 .map(|name| params[name].as_f64().unwrap())
         };
@@ -202,28 +203,28 @@ fn how_far_a_prompt_is_can_be_heard_and_asked() {
         let mut body = json!({"max_tokens": 2, "stream": true, "return_progress": true});
         body[name] = value;
         let events = server.post(path, &body).events();
-        let (told, rest): (Vec<&Value>, Vec<&Value>) =
+        let (reported, rest): (Vec<&Value>, Vec<&Value>) =
             events.iter().partition(|event| event.get("prompt_progress").is_some());
         assert_eq!(
-            told.len(),
+            reported.len(),
             events.iter().take_while(|event| event.get("prompt_progress").is_some()).count()
         );
         let number = |event: &Value, name: &str| event["prompt_progress"][name].as_u64().unwrap();
-        let total = number(told[0], "total");
-        assert!(total > 64 * 2 && told.len() as u64 == total.div_ceil(64), "{told:?}");
-        for (event, step) in told.iter().zip(1..) {
+        let total = number(reported[0], "total");
+        assert!(total > 64 * 2 && reported.len() as u64 == total.div_ceil(64), "{reported:?}");
+        for (event, step) in reported.iter().zip(1..) {
             assert_eq!((number(event, "total"), number(event, "cache")), (total, 0));
             assert_eq!(number(event, "processed"), total.min(step * 64));
             assert!(event["prompt_progress"]["time_ms"].as_f64().unwrap() > 0.0);
             assert_eq!(event["choices"][0]["finish_reason"], Value::Null);
             assert!(event["choices"][0]["text"].as_str().unwrap_or_default().is_empty());
         }
-        // It can be asked for afterwards, and meanwhile.
+        // It can be read afterwards, and meanwhile.
         let id = events[0]["id"].as_str().unwrap();
         let record = server.get(&format!("/v1/requests/{id}")).success();
-        let last = &told.last().unwrap()["prompt_progress"];
+        let last = &reported.last().unwrap()["prompt_progress"];
         assert_eq!(&record["prompts"][0]["prompt_progress"], last);
-        // Who does not ask hears nothing of it, and the rest is the same.
+        // Without the field there is no progress, and the rest is the same.
         body["return_progress"] = json!(false);
         body["cache_salt"] = json!("another");
         let silent = server.post(path, &body).events();
@@ -238,7 +239,7 @@ fn how_far_a_prompt_is_can_be_heard_and_asked() {
 }
 
 #[test]
-fn the_progress_of_a_prompt_is_told_while_it_is_computed() {
+fn the_progress_of_a_prompt_is_reported_while_it_is_computed() {
     // Each step computes one block, slowly.
     let server =
         Server::start("--max-num-seqs 2 --max-num-batched-tokens 16 --block-size 16 --kernels reference");

@@ -8,7 +8,7 @@ use super::scripted::scripted_model;
 
 const RESPONSES: &str = "/v1/responses";
 const TEMPLATE: &str = include_str!("../fixtures/tok/chat/tools.jinja");
-const TEMPLATE_PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tok/chat/tools.jinja");
+const TEMPLATE_PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tok/chat/tools.jinja");
 
 fn weather() -> Value {
     json!({"type": "function", "name": "get_weather", "description": "Weather of a city", "strict": true, "parameters": {
@@ -27,7 +27,7 @@ fn request(change: &Value) -> Value {
     body
 }
 
-/// Checks the events of a stream and puts their response together from the pieces.
+/// Checks the events of a stream and puts their response together from the chunks.
 #[track_caller]
 pub(super) fn joined(events: &[Value]) -> Value {
     for (number, event) in (0..).zip(events) {
@@ -61,7 +61,7 @@ pub(super) fn joined(events: &[Value]) -> Value {
         assert_eq!((is_open, index + 1), (true, output.len()), "{event}");
         let item = &mut output[index];
         if kind == "response.output_item.done" {
-            // The pieces say the same as the end.
+            // The chunks say the same as the end.
             item["status"] = event["item"]["status"].clone();
             assert_eq!(*item, event["item"]);
             is_open = false;
@@ -145,7 +145,7 @@ fn a_response_is_the_same_whole_and_streamed() {
     let response = both(&server, &body);
     assert_eq!((&response["object"], &response["status"]), (&json!("response"), &json!("completed")));
     let text = response["output"][0]["content"][0]["text"].as_str().unwrap();
-    // It is what a chat answers, and what is told of its tokens.
+    // It is what a chat answers, and the report on its tokens.
     let chat = json!({
         "messages": [{"role": "system", "content": "You are kind."}, {"role": "user", "content": "Hello"}],
         "max_tokens": 40, "temperature": 0, "logprobs": true, "top_logprobs": 2,
@@ -172,7 +172,7 @@ fn a_response_is_the_same_whole_and_streamed() {
         ("user", json!("ann")),
         ("error", Value::Null),
         ("incomplete_details", Value::Null),
-        // Nothing is kept, and that is said.
+        // Nothing is stored, and the response reports it.
         ("store", json!(false)),
     ] {
         assert_eq!(response[name], value, "{name}");
@@ -216,7 +216,7 @@ fn a_model_that_must_call_calls_and_goes_on() {
     for choice in [json!({"type": "function", "name": "get_weather"}), allowed] {
         let change = json!({
             "tools": [time, weather()], "tool_choice": choice, "max_output_tokens": 200, "parallel_tool_calls": false,
-            // What has a form is text, of which there is none.
+            // Only text has a format, and there is none.
             "text": {"format": {"type": "json_object"}},
         });
         let body = request(&change);
@@ -301,12 +301,12 @@ fn responses_are_kept_for_their_key_only_and_the_oldest_are_forgotten() {
     for stream in [false, true] {
         let first = create("a", json!({"stream": stream, "max_output_tokens": 4}));
         assert_eq!(get("a", &path(&first)).success(), first);
-        // Somebody else's are not there.
+        // Another key's are not there.
         for (method, path) in [("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/cancel")]
             .map(|(method, more)| (method, path(&first) + more))
         {
             let answer = with_key(&server, "b", method, &path, None);
-            check_error(&path, &answer, 404, Some("id"), None, "for the key that they were made for");
+            check_error(&path, &answer, 404, Some("id"), None, "for the key that made them");
         }
         let next = json!({"previous_response_id": first["id"], "input": "And then?", "max_output_tokens": 4});
         let answer = with_key(&server, "b", "POST", RESPONSES, Some(&request(&next)));
@@ -320,7 +320,7 @@ fn responses_are_kept_for_their_key_only_and_the_oldest_are_forgotten() {
         );
         let item = json!({"input": [{"type": "item_reference", "id": first["output"][0]["id"]}]});
         let answer = with_key(&server, "b", "POST", RESPONSES, Some(&request(&item)));
-        check_error("reference", &answer, 400, Some("input[0]"), None, "not kept");
+        check_error("reference", &answer, 400, Some("input[0]"), None, "not stored");
         // The same as if all had been sent.
         let second = create("a", next);
         let text = first["output"][0]["content"][0]["text"].clone();
@@ -339,7 +339,7 @@ fn responses_are_kept_for_their_key_only_and_the_oldest_are_forgotten() {
         let page = get("a", &(path(&second) + "/input_items?limit=2&after=" + last)).success();
         assert_eq!((&page["has_more"], page["data"].as_array().unwrap().len()), (&json!(false), 1));
         create("a", json!({"max_output_tokens": 1}));
-        assert_eq!(get("a", &path(&first)).status, 404, "there is room for two");
+        assert_eq!(get("a", &path(&first)).status, 404, "two are stored");
         // What is forgotten takes nothing away from those that went on from it.
         let third = create(
             "a",
@@ -363,7 +363,7 @@ fn responses_are_kept_for_their_key_only_and_the_oldest_are_forgotten() {
         );
     }
     let answer = with_key(&server, "b", "POST", &(path(&other) + "/cancel"), None);
-    check_error("cancel", &answer, 400, Some("id"), None, "in the background");
+    check_error("cancel", &answer, 400, Some("id"), None, "background response");
     // Long conversations come in pages.
     let items: Vec<Value> =
         (0..25).map(|index| json!({"role": "user", "content": index.to_string()})).collect();
@@ -409,7 +409,17 @@ fn what_cannot_be_honoured_is_refused() {
     check(json!({"top_logprobs": 21}), "top_logprobs", None, "at most 20");
     check(json!({"n": 2}), "n", unsupported, "one answer");
     check(json!({"return_token_ids": true}), "return_token_ids", unsupported, "chat");
-    check(json!({"tools": [{"type": "web_search"}]}), "tools", unsupported, "no function");
+    let search = json!([{"type": "web_search"}]);
+    let words = "tools[0] is of type \"web_search\"";
+    check(json!({"tools": search, "tool_choice": "required"}), "tool_choice", None, words);
+    let chosen = json!({"tools": search, "tool_choice": {"type": "web_search"}});
+    check(chosen, "tool_choice.type", unsupported, "\"web_search\"");
+    let custom = json!({"type": "custom", "name": "patch"});
+    let chosen = json!({"tools": [custom], "tool_choice": custom});
+    check(chosen, "tool_choice.type", unsupported, "of \"patch\" is \"custom\"");
+    let mistyped = json!([{"type": "mesage", "role": "user", "content": "Say A"}]);
+    check(json!({"input": mistyped}), "input[0].type", None, "\"mesage\", expected message, reasoning");
+    check(json!({"reasoning": {"effort": "bogus"}}), "reasoning.effort", None, "none, minimal, low");
     let required = json!({"tools": [weather()], "tool_choice": "required"});
     check(required, "tool_choice", unsupported, "--chat-template");
     check(json!({"previous_response_id": "x"}), "previous_response_id", unsupported, "--responses-memory");
@@ -418,6 +428,13 @@ fn what_cannot_be_honoured_is_refused() {
     check(json!({"input": "x".repeat(1 << 20)}), "input", Some("context_length_exceeded"), "1048576 bytes");
     let name = server.post(RESPONSES, &request(&json!({"model": "gpt-5"})));
     check_error("model", &name, 404, Some("model"), Some("model_not_found"), "gpt-5");
-    // The server is as it was.
-    server.post(RESPONSES, &request(&json!({"max_output_tokens": 1}))).success();
+    // Without a call nothing is missing.
+    for kind in ["web_search", "custom", "mcp"] {
+        let alone =
+            json!({"tools": [{"type": kind, "name": "x"}], "max_output_tokens": 1, "max_tool_calls": 3});
+        let answer = server.post(RESPONSES, &request(&alone));
+        assert_eq!((answer.status, &answer.json()["tools"]), (200, &json!([])), "{}", answer.text());
+        let reported = format!("max_tool_calls, tools[0].{kind}");
+        assert_eq!(answer.header("x-ignored-fields"), Some(&*reported));
+    }
 }

@@ -15,7 +15,7 @@ const MALFORMED: (&str, &str) = (BAD_INPUTS, "malformed_requests_get_json_errors
 const RANGES: (&str, &str) = (BAD_INPUTS, "values_out_of_range_are_refused_by_name");
 const REFUSED: (&str, &str) = (BAD_INPUTS, "what_is_known_and_not_supported_is_refused_by_name");
 const WINDOW: (&str, &str) = (BAD_INPUTS, "a_context_window_is_never_exceeded_or_cut");
-const KEYS: (&str, &str) = (LIFE, "everything_but_health_and_the_page_is_behind_the_key");
+const KEYS: (&str, &str) = (LIFE, "everything_but_health_and_the_page_requires_the_key");
 const PLENTY: (&str, &str) = (LOAD, "sixty_four_clients_of_every_kind_leave_no_trace");
 
 /// A kind of input or fault, and the tests that cover it: file and function.
@@ -38,7 +38,7 @@ const ROWS: &[Row] = &[
     ("prompt and output longer than the window", &[WINDOW]),
     (
         "a wrong max_tokens",
-        &[RANGES, ("tests/server/answers.rs", "prompts_are_told_of_as_vllm_and_openai_do")],
+        &[RANGES, ("tests/server/answers.rs", "prompts_are_reported_as_in_vllm_and_openai")],
     ),
     ("a wrong n", &[RANGES]),
     ("sampling parameters out of range", &[RANGES]),
@@ -50,7 +50,7 @@ const ROWS: &[Row] = &[
     (
         "a hostile schema or expression",
         &[
-            ("tests/server/structured.rs", "hostile_forms_are_refused_within_a_second"),
+            ("tests/server/structured.rs", "hostile_formats_are_refused_within_a_second"),
             ("src/grammar/tests.rs", "hostile_specifications_are_errors_in_time"),
             ("src/grammar/tests.rs", "hostile_specifications_that_are_accepted_stay_within_limits"),
         ],
@@ -82,15 +82,15 @@ const ROWS: &[Row] = &[
     (
         "clients that leave or do not read",
         &[
-            (LIFE, "who_leaves_frees_everything"),
-            (LIFE, "who_leaves_the_queue_is_forgotten_while_others_run"),
-            (LIFE, "who_does_not_read_is_given_up"),
-            (LIFE, "who_takes_nothing_for_too_long_is_cut_off"),
+            (LIFE, "a_client_that_disconnects_frees_everything"),
+            (LIFE, "a_client_that_leaves_the_queue_is_dropped_while_others_run"),
+            (LIFE, "a_client_that_does_not_read_is_aborted"),
+            (LIFE, "a_client_that_stalls_is_cut_off"),
             PLENTY,
         ],
     ),
     ("hostile request ids", &[MALFORMED, ("tests/server/logs.rs", "every_line_of_the_log_is_a_json_object")]),
-    ("a request while the model loads", &[(FAILURES, "while_the_model_loads_the_server_says_how_far_it_is")]),
+    ("a request while the model loads", &[(FAILURES, "while_the_model_loads_the_server_reports_progress")]),
     (
         "a full cache, and a sequence that can never fit",
         &[
@@ -107,9 +107,9 @@ const ROWS: &[Row] = &[
             ("tests/engine/main.rs", "a_sequence_whose_logits_are_no_numbers_ends_alone"),
         ],
     ),
-    ("an engine that panics", &[(FAILURES, "an_engine_that_panics_answers_everybody_and_ends_the_server")]),
+    ("an engine that panics", &[(FAILURES, "an_engine_that_panics_ends_all_requests_and_the_server")]),
     // There are no ranks: one process, one device.
-    ("a rank that dies", &[(FAILURES, "a_lost_device_answers_everybody_and_ends_the_server")]),
+    ("a rank that dies", &[(FAILURES, "a_lost_device_ends_all_requests_and_the_server")]),
     (
         "signals",
         &[
@@ -182,7 +182,7 @@ fn every_row_has_its_tests() {
     for (number, (what, tests)) in (1..).zip(ROWS) {
         assert!(!tests.is_empty() || [36, 44].contains(&number), "{number}, {what}: no test");
         for (file, test) in *tests {
-            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+            let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(file);
             let text = std::fs::read_to_string(path).unwrap();
             assert!(text.contains(&format!("fn {test}(")), "{number}, {what}: {file} has no test {test}");
         }

@@ -10,7 +10,7 @@ use super::client::{Server, named_events};
 use super::scripted::scripted_model;
 use super::{anthropic, ollama, responses, tools};
 
-/// The request names what is said. What was said before is written as models of this form do it.
+/// The request names the script. Earlier turns are written in this model's format.
 const TEMPLATE: &str = r#"
 {%- for tool in tools or [] -%}{{ tool | tojson }}{%- endfor -%}
 {%- for message in messages -%}
@@ -75,7 +75,7 @@ const ANSWERS: &[(&str, &str)] = &[
     ),
 ];
 
-/// Arguments that other servers and other forms of calls leave in a conversation that goes on here.
+/// Arguments that other servers and other tool-call formats leave in a conversation that continues here.
 const ODD_ARGUMENTS: &[&str] = &[
     "null",
     "[1,2]",
@@ -90,7 +90,7 @@ const ODD_ARGUMENTS: &[&str] = &[
     "\u{fffd}",
 ];
 
-/// What is said to all of that.
+/// The final turn.
 const GO_ON: (&str, &str) = ("on", "Fine.");
 
 /// An interface.
@@ -124,7 +124,7 @@ impl Part {
 }
 
 /// An answer as its client gets it.
-struct Said {
+struct Reply {
     /// As what was said before in its own interface: a list of messages or items.
     own: Value,
     parts: Vec<Part>,
@@ -143,7 +143,7 @@ impl Interface {
         }
     }
 
-    /// A request that goes on with this conversation, for an answer by its name.
+    /// A request that continues this conversation, for an answer by its name.
     fn request(self, turns: Vec<Value>, say: &str, max_tokens: usize) -> Value {
         let schema = json!({"type": "object"});
         let tools: Vec<Value> = ["get_weather", "get_time"]
@@ -172,7 +172,7 @@ impl Interface {
     }
 
     /// What a client gets, at once or put together from a stream.
-    fn ask(self, server: &Server, mut body: Value, is_stream: bool) -> Said {
+    fn ask(self, server: &Server, mut body: Value, is_stream: bool) -> Reply {
         body["stream"] = is_stream.into();
         let answer = server.post(self.path(), &body);
         assert_eq!(answer.status, 200, "{body}: {}", answer.text());
@@ -185,7 +185,7 @@ impl Interface {
                         (choice["message"].clone(), choice["finish_reason"].clone())
                     }
                 };
-                Said {
+                Reply {
                     parts: parts_of_message(&message),
                     own: json!([message]),
                     is_cut_off: reason == "length",
@@ -198,7 +198,7 @@ impl Interface {
                     false => answer.json(),
                 };
                 let own = response["output"].clone();
-                Said {
+                Reply {
                     parts: list(&own).iter().map(part_of_item).collect(),
                     own,
                     is_cut_off: response["status"] == "incomplete",
@@ -212,7 +212,7 @@ impl Interface {
                 };
                 let parts = list(&message["content"]).iter().map(part_of_block).collect();
                 let own = json!([{"role": "assistant", "content": message["content"]}]);
-                Said { parts, own, is_cut_off: message["stop_reason"] == "max_tokens", id: None }
+                Reply { parts, own, is_cut_off: message["stop_reason"] == "max_tokens", id: None }
             }
             Self::Ollama => {
                 let whole = match is_stream {
@@ -220,7 +220,7 @@ impl Interface {
                     false => answer.json(),
                 };
                 let message = &whole["message"];
-                Said {
+                Reply {
                     parts: parts_of_ollama(message),
                     own: json!([message]),
                     is_cut_off: whole["done_reason"] == "length",
@@ -395,9 +395,9 @@ fn without_ids(value: &Value) -> Value {
     }
 }
 
-/// Servers and what they were told.
+/// Servers and their inputs.
 struct Round {
-    /// Says what a test wants, and keeps responses.
+    /// Answers by a script, and stores responses.
     speaker: Server,
     /// With a template each.
     listeners: Vec<Server>,
@@ -405,7 +405,7 @@ struct Round {
 }
 
 impl Round {
-    /// Has an answer said in an interface, up to every token, and goes on with it in all of them.
+    /// Gets an answer in one interface, up to every token, and continues it in all of them.
     fn check(&self, from: Interface, name: &str) {
         let hello = vec![json!({"role": "user", "content": "Hello"})];
         for (max_tokens, is_stream) in (1..).flat_map(|max| [(max, false), (max, true)]) {
@@ -473,10 +473,10 @@ fn serve(template: &str, answers: &[(&str, &str)]) -> Server {
 }
 
 #[test]
-fn the_server_takes_back_whatever_it_said() {
+fn the_server_accepts_its_own_answers_as_history() {
     let listeners = [TEMPLATE, TEXTS].map(|template| serve(template, &[GO_ON])).into();
     let mut round = Round { speaker: serve(TEMPLATE, &[GO_ON]), listeners, seen: Mutex::default() };
-    // A model has each piece of text once.
+    // A model has each chunk of text once.
     for answers in ANSWERS.chunks(3) {
         round.speaker = serve(TEMPLATE, &[answers, &[GO_ON]].concat());
         let round = &round;
@@ -490,7 +490,7 @@ fn the_server_takes_back_whatever_it_said() {
         let parts = [Part::Call("call_1".to_owned(), "get_time".to_owned(), arguments.to_owned())];
         round.go_on(to, list(&to.translated(&parts)), &parts);
     }
-    // Answers that differ are told apart, so that none is left out.
+    // Answers that differ are distinguished, so that none is missed.
     let num_histories = round.seen.lock().unwrap().len();
     assert!(num_histories > 2000, "{num_histories}");
 }

@@ -1,8 +1,8 @@
-//! A model that says what a test wants it to say.
+//! A model that answers by a script.
 //!
 //! It is a real Llama, with weights that make it a table: the embedding of a token is a direction of its own, the
 //! layer adds nothing to it, and the output matrix leads from each direction to the next token of the script. So
-//! every token depends on the one before it alone, and each piece of a script is a token of its own.
+//! every token depends on the one before it alone, and each chunk of a script is a token of its own.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
@@ -16,16 +16,16 @@ use tempfile::TempDir;
 const END: &str = "<|end|>";
 
 /// Writes a model that says `scripts[i].1` after a prompt that ends with the token `scripts[i].0`. The tokens in
-/// `special` are left out of text, as special tokens are.
+/// `special` are omitted from text, as special tokens are.
 pub(crate) fn scripted_model(template: &str, special: &[&str], scripts: &[(&str, &str)]) -> TempDir {
     let mut vocab: Vec<String> = (0..=255u8).map(char_of_byte).map(String::from).collect();
     let mut ids: HashMap<String, usize> = HashMap::new();
     let mut control: BTreeSet<&str> = special.iter().copied().collect();
     control.insert(END);
     control.extend(scripts.iter().map(|(start, _)| *start));
-    let mut id_of = |piece: &str| {
-        *ids.entry(piece.to_owned()).or_insert_with(|| {
-            vocab.push(piece.to_owned());
+    let mut id_of = |chunk: &str| {
+        *ids.entry(chunk.to_owned()).or_insert_with(|| {
+            vocab.push(chunk.to_owned());
             vocab.len() - 1
         })
     };
@@ -33,9 +33,9 @@ pub(crate) fn scripted_model(template: &str, special: &[&str], scripts: &[(&str,
     let mut used = BTreeSet::new();
     for (start, text) in scripts {
         let mut last = id_of(start);
-        for piece in pieces(text, &control, &mut used) {
-            let id = id_of(&piece);
-            assert_eq!(next.insert(last, id), None, "{piece:?} comes twice in a script");
+        for chunk in chunks_of(text, &control, &mut used) {
+            let id = id_of(&chunk);
+            assert_eq!(next.insert(last, id), None, "{chunk:?} comes twice in a script");
             last = id;
         }
         assert_eq!(next.insert(last, id_of(END)), None);
@@ -47,27 +47,27 @@ pub(crate) fn scripted_model(template: &str, special: &[&str], scripts: &[(&str,
     folder
 }
 
-/// Cuts a text into pieces that no script has used yet, at special tokens and in varying lengths.
-fn pieces(text: &str, control: &BTreeSet<&str>, used: &mut BTreeSet<String>) -> Vec<String> {
-    let mut pieces: Vec<String> = Vec::new();
+/// Cuts a text into chunks that no script has used yet, at special tokens and in varying lengths.
+fn chunks_of(text: &str, control: &BTreeSet<&str>, used: &mut BTreeSet<String>) -> Vec<String> {
+    let mut chunks_of: Vec<String> = Vec::new();
     let mut rest = text;
     while !rest.is_empty() {
         let special = control.iter().find(|special| rest.starts_with(**special));
         let end = control.iter().filter_map(|special| rest.find(special)).min().unwrap_or(rest.len());
-        let piece = match special {
+        let chunk = match special {
             Some(special) => (*special).to_owned(),
             None => {
-                // A piece of one letter would be a token of the byte alphabet, and a short rest might be used up.
+                // A chunk of one letter would be a token of the byte alphabet, and a short rest might be used up.
                 let leaves_enough = |len: &usize| *len == end || end - len >= 4;
-                let lengths = (2 + pieces.len() % 3..=end)
+                let lengths = (2 + chunks_of.len() % 3..=end)
                     .chain([end])
                     .filter(|len| rest.is_char_boundary(*len))
                     .filter(leaves_enough);
-                let mut new = lengths.map(|len| &rest[..len]).filter(|piece| !used.contains(*piece));
-                match (new.next(), pieces.pop()) {
-                    (Some(piece), last) => {
-                        pieces.extend(last);
-                        piece.to_owned()
+                let mut new = lengths.map(|len| &rest[..len]).filter(|chunk| !used.contains(*chunk));
+                match (new.next(), chunks_of.pop()) {
+                    (Some(chunk), last) => {
+                        chunks_of.extend(last);
+                        chunk.to_owned()
                     }
                     // All of them are used up; with the one before, it is new.
                     (None, Some(last)) if !control.contains(last.as_str()) => {
@@ -82,11 +82,11 @@ fn pieces(text: &str, control: &BTreeSet<&str>, used: &mut BTreeSet<String>) -> 
                 }
             }
         };
-        rest = &rest[piece.len()..];
-        used.insert(piece.clone());
-        pieces.push(piece);
+        rest = &rest[chunk.len()..];
+        used.insert(chunk.clone());
+        chunks_of.push(chunk);
     }
-    pieces
+    chunks_of
 }
 
 fn write_tokenizer(folder: &Path, vocab: &[String], control: &BTreeSet<&str>, template: &str) {

@@ -1,4 +1,4 @@
-//! How answers end, and what is said where they cannot begin.
+//! How answers end, and errors where they cannot begin.
 
 use serde_json::{Value, json};
 
@@ -45,7 +45,7 @@ fn stop_reasons_and_the_least_number_of_tokens() {
             answer(&server, path, &json!({"stop_token_ids": [third], "ignore_eos": true}));
         assert_eq!((&choice["stop_reason"], &choice["finish_reason"]), (&json!(third), &json!("stop")));
         assert_eq!(short, ids[..=first]);
-        // A text that is there early: it stops, unless so many tokens are demanded that it lies before them.
+        // A stop string that comes early: it stops, unless min_tokens is beyond it.
         let word: String = text.trim_start().chars().take(3).collect();
         let (_, stopped, choice) = answer(&server, path, &json!({"stop": [word], "ignore_eos": true}));
         assert_eq!((&choice["stop_reason"], stopped.contains(&word)), (&json!(word), false));
@@ -72,7 +72,7 @@ fn delivered_tokens_are_counted() {
 }
 
 #[test]
-fn what_does_not_fit_is_said_in_words_that_programs_know() {
+fn the_error_for_long_prompts_has_the_words_that_programs_know() {
     let server = Server::start("--max-model-len 64");
     let code = Some("context_length_exceeded");
     let long = "word ".repeat(100);
@@ -147,7 +147,7 @@ fn the_tokenizer_is_described() {
     assert!(info["eos_token"].is_string());
 }
 
-/// What is thought, what is said and why it ended, whole and streamed, which must be the same.
+/// Reasoning, content and finish reason, whole and streamed, which must be the same.
 fn thought_and_said(server: &Server, path: &str, stop: &str, change: &Value) -> [String; 3] {
     let field = if path == MESSAGES { "stop_sequences" } else { "stop" };
     let turns = json!([{"role": "user", "content": "Hello"}]);
@@ -238,7 +238,7 @@ fn stop_strings_do_not_end_reasoning_unless_asked() {
             check("STOP", json!({"stop_in_reasoning": true}), ["First.\n\nThen ", "", ended]);
             check("\n\n", json!({"stop_in_reasoning": true}), ["First.", "", ended]);
         }
-        // Where nothing is taken apart, all of it is the answer.
+        // Without parsers, all of it is the answer.
         let server = start("--reasoning-parser none");
         let [_, said, _] = thought_and_said(&server, CHAT, "STOP", &json!({}));
         assert!(said.ends_with("First.\n\nThen "), "{said:?}");

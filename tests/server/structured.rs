@@ -1,4 +1,4 @@
-//! Answers that must be of a form, and forms that must be refused.
+//! Answers that must have a format, and formats that must be refused.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ mod random;
 pub(crate) const CHAT: &str = "/v1/chat/completions";
 pub(crate) const COMPLETIONS: &str = "/v1/completions";
 
-/// A request for a story, with these fields beside.
+/// A request for a story, with these fields alongside.
 pub(crate) fn body(path: &str, change: &Value) -> Value {
     let mut body = match path {
         CHAT => json!({"messages": [{"role": "user", "content": "Tell me a story."}]}),
@@ -128,7 +128,7 @@ fn regular_expressions_choices_and_grammars_hold() {
             check(json!({"guided_grammar": gbnf}), &is_sum);
         }
     }
-    // What a parameter wishes for does not come if it is not allowed.
+    // A biased token does not appear if it is not allowed.
     let biased = json!({"guided_choice": ["yes", "no"], "logit_bias": {"300": 100}, "presence_penalty": 2});
     let answer = whole(&server.post(CHAT, &body(CHAT, &biased)).success());
     assert!(is_choice(&answer[&0].0), "{answer:?}");
@@ -137,7 +137,7 @@ fn regular_expressions_choices_and_grammars_hold() {
 type Check<'a> = &'a dyn Fn(&str) -> bool;
 
 #[test]
-fn the_interfaces_for_agents_have_the_same_forms() {
+fn the_interfaces_for_agents_have_the_same_formats() {
     let server = Server::start("--max-model-len 256");
     let schema = json!({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": false});
     let is_object = |text: &str| {
@@ -165,7 +165,7 @@ fn the_interfaces_for_agents_have_the_same_forms() {
             fields.for_each(|(name, value)| body[name] = value.clone());
             body
         };
-        let forms: [(Value, Check); 8] = [
+        let formats: [(Value, Check); 8] = [
             (json!({"response_format": named(&schema)}), &is_object),
             (json!({"structured_outputs": {"json": schema}}), &is_object),
             (json!({"guided_json": schema}), &is_object),
@@ -175,17 +175,17 @@ fn the_interfaces_for_agents_have_the_same_forms() {
             (json!({"guided_regex": "[0-9]"}), &is_digit),
             (json!({"guided_grammar": "start: /[0-9]/"}), &is_digit),
         ];
-        for (form, is_right) in forms {
-            let answer = server.post(path, &with(&[&form]));
-            assert_eq!(answer.header("x-ignored-fields"), None, "{path} {form}");
+        for (format, is_right) in formats {
+            let answer = server.post(path, &with(&[&format]));
+            assert_eq!(answer.header("x-ignored-fields"), None, "{path} {format}");
             let answer = answer.success();
             let content =
                 if path == "/v1/messages" { &answer["content"] } else { &answer["output"][0]["content"] };
-            assert!(is_right(content[0]["text"].as_str().unwrap()), "{path} {form}: {answer}");
-            // One form is enough.
-            let error = server.post(path, &with(&[&form, &own])).json()["error"].clone();
-            let message = error["message"].as_str().unwrap_or_else(|| panic!("{path} {form} was accepted"));
-            assert!(message.ends_with(" exclude each other; give one of them"), "{path} {form}: {message}");
+            assert!(is_right(content[0]["text"].as_str().unwrap()), "{path} {format}: {answer}");
+            // One format is enough.
+            let error = server.post(path, &with(&[&format, &own])).json()["error"].clone();
+            let message = error["message"].as_str().unwrap_or_else(|| panic!("{path} {format} was accepted"));
+            assert!(message.ends_with(" exclude each other; give one of them"), "{path} {format}: {message}");
         }
         let broken = server.post(path, &with(&[&json!({"guided_regex": "(a"})]));
         assert_eq!(broken.status, 400, "{}", broken.text());
@@ -194,7 +194,7 @@ fn the_interfaces_for_agents_have_the_same_forms() {
 
 /// Row 22.
 #[test]
-fn hostile_forms_are_refused_within_a_second() {
+fn hostile_formats_are_refused_within_a_second() {
     let server = Server::start("--max-model-len 256");
     let ok = body(CHAT, &json!({"guided_choice": ["yes", "no"]}));
     server.post(CHAT, &ok).success();
@@ -225,7 +225,7 @@ fn hostile_forms_are_refused_within_a_second() {
         ("no rule", json!({"guided_grammar": "start: nothing"}), "guided_grammar", "nothing"),
         ("no choice", json!({"guided_choice": []}), "guided_choice", "0 choices"),
         (
-            "two forms",
+            "two formats",
             json!({"guided_choice": ["a"], "guided_regex": "a"}),
             "guided_choice",
             "exclude each other",
@@ -265,6 +265,26 @@ fn hostile_forms_are_refused_within_a_second() {
     server.wait_until_idle();
 }
 
+#[test]
+fn choices_with_any_sign_hold() {
+    let server = Server::start("--max-model-len 256");
+    let choices = ["a -> b", "<b>"];
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}});
+    for change in [
+        json!({"structured_outputs": {"choice": choices}}),
+        json!({"guided_choice": choices}),
+        json!({"structured_outputs": {"regex": r"a -\> b|\<b\>"}}),
+        json!({"structured_outputs": {"choice": choices}, "tools": [tool], "tool_choice": "none"}),
+    ] {
+        let (text, _) = &whole(&server.post(CHAT, &body(CHAT, &change)).success())[&0];
+        assert!(choices.contains(&text.as_str()), "{change}: {text:?}");
+    }
+    let regex = json!({"structured_outputs": {"regex": r"\bfoo\b"}});
+    let answer = server.post(CHAT, &body(CHAT, &regex));
+    let words = r#""\\bfoo\\b" cannot be enforced: it has the word boundary \b"#;
+    check_error("boundary", &answer, 400, Some("structured_outputs.regex"), None, words);
+}
+
 /// Row 23.
 #[test]
 fn a_grammar_that_fails_on_the_way_ends_its_own_request_only() {
@@ -285,7 +305,7 @@ fn a_grammar_that_fails_on_the_way_ends_its_own_request_only() {
     assert_eq!(server.get("/health").status, 200);
 }
 
-/// A schema of objects of which too many keys may come next, behind a text of so many characters.
+/// A schema of objects of which too many keys may come next, after a text of this many characters.
 fn too_many_keys(num_chars: usize) -> Value {
     let object = |prefix: &str| {
         let keys = (0..450).map(|index| (format!("{prefix}{index}"), json!({"type": "null"})));
@@ -302,7 +322,7 @@ fn too_many_keys(num_chars: usize) -> Value {
 }
 
 #[test]
-fn what_a_grammar_cannot_do_is_told_before_the_answer_or_ends_it_by_name() {
+fn what_a_grammar_cannot_enforce_is_an_error_before_or_in_the_answer() {
     let server = Server::start("--max-model-len 1024");
     let ask = |schema: &Value, is_stream: bool| {
         let change = json!({"response_format": named(schema), "stream": is_stream, "max_tokens": 900});
@@ -317,11 +337,11 @@ fn what_a_grammar_cannot_do_is_told_before_the_answer_or_ends_it_by_name() {
     for is_stream in [false, true] {
         let soon = ask(&too_many_keys(1), is_stream);
         let param = Some("response_format.json_schema.schema");
-        check_error("soon", &soon, 400, param, None, "too much may follow in one place");
+        check_error("soon", &soon, 400, param, None, "too many continuations in one position");
     }
     // Beyond what is tried out.
     let late = too_many_keys(300);
-    let words = "too much may follow in one place";
+    let words = "too many continuations in one position";
     check_error("late", &ask(&late, false), 400, None, Some("answer_not_possible"), words);
     let events = ask(&late, true).events();
     let error = &events.last().unwrap()["error"];
@@ -336,7 +356,7 @@ fn what_a_grammar_cannot_do_is_told_before_the_answer_or_ends_it_by_name() {
 fn answers_to_random_schemas_are_valid_at_a_high_temperature() {
     const NUM_THREADS: u64 = 4;
     let template =
-        concat!("--chat-template ", env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tok/chat/tools.jinja");
+        concat!("--chat-template ", env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tok/chat/tools.jinja");
     let server = Server::start(&format!("--max-model-len 1024 --max-num-seqs 8 {template}"));
     let ask = |seed: u64, as_call: bool| -> bool {
         let schema = random::Schemas::new(seed).object();

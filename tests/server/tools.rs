@@ -8,7 +8,7 @@ use super::scripted::scripted_model;
 
 const CHAT: &str = "/v1/chat/completions";
 const TEMPLATE: &str = include_str!("../fixtures/tok/chat/tools.jinja");
-const TEMPLATE_PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tok/chat/tools.jinja");
+const TEMPLATE_PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tok/chat/tools.jinja");
 
 fn weather() -> Value {
     json!({"type": "function", "function": {
@@ -174,7 +174,7 @@ fn a_model_that_must_call_calls() {
 }
 
 #[test]
-fn the_model_is_told_of_tools_and_calls() {
+fn the_prompt_has_tools_and_calls() {
     let server = Server::start(&format!("--max-model-len 1024 --chat-template {TEMPLATE_PATH}"));
     let prompt = |body: &Value| {
         let ids = server.post("/tokenize", body).success()["tokens"].clone();
@@ -193,7 +193,7 @@ fn the_model_is_told_of_tools_and_calls() {
         <tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"days\": 2, \"city\": \"Rome\"}}\n</tool_call>\n\
         tool: sunny\n<|answer|>";
     assert!(text.ends_with(expected), "{text}");
-    // As vLLM does it: with "none" the model is told, and what it says is not looked at.
+    // As vLLM does it: with "none" the prompt has the tools, and calls are not parsed.
     let none = request(&json!({"tool_choice": "none", "max_tokens": 5}));
     assert!(prompt(&none).contains("get_weather"));
     let choice = both(&server, &none);
@@ -224,7 +224,7 @@ fn a_model_that_calls_by_itself() {
         let num_reasoning =
             choice["usage"]["completion_tokens_details"]["reasoning_tokens"].as_u64().unwrap();
         assert!((3..12).contains(&num_reasoning), "{num_reasoning}");
-        // The conversation goes on with what was answered.
+        // The conversation continues with the answer.
         let whole = server.post(CHAT, &body).success();
         let mut body = body;
         let id = whole["choices"][0]["message"]["tool_calls"][0]["id"].clone();
@@ -238,7 +238,7 @@ fn a_model_that_calls_by_itself() {
             (&json!(answer), &json!("stop"))
         );
         assert_eq!(choice["message"].get("tool_calls"), None);
-        // Nothing is taken apart that was not asked for; the markers are special tokens or text.
+        // Nothing is parsed that was not requested; the markers are special tokens or text.
         let choice = both(&server, &request(&json!({"tool_choice": "none", "include_reasoning": false})));
         let content = choice["message"]["content"].as_str().unwrap();
         assert!(content.starts_with("I'll look.") && content.contains("get_weather"), "{content}");
@@ -304,7 +304,7 @@ fn what_is_enforced_comes_after_the_reasoning() {
     check(&server.post(CHAT, &body), "tool_choice", "enable_thinking");
 }
 
-/// Templates whose models are told of tools by a message write earlier calls, and know no tools.
+/// Templates whose models get tools in a message write earlier calls, and know no tools.
 #[test]
 fn calls_are_found_also_where_the_template_knows_no_tools() {
     let template = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}<tool_call>{{ c.function | tojson }}</tool_call>\
@@ -354,7 +354,7 @@ fn what_cannot_be_honoured_is_refused() {
         "tool_choice",
         "--chat-template",
     );
-    // What nobody demands is left out, and told.
+    // What is not required is dropped, and reported.
     for change in [json!({}), json!({"tool_choice": "none"})] {
         let answer = server.post(CHAT, &request(&change));
         assert_eq!(
@@ -382,7 +382,7 @@ fn what_cannot_be_honoured_is_refused() {
     check(
         &tools(&json!({"tool_choice": {"type": "function", "function": {"name": "x"}}})),
         "tool_choice",
-        "none of",
+        "not in tools",
     );
     check(&tools(&json!({"tools": [], "tool_choice": "required"})), "tool_choice", "no tools");
     check(&tools(&json!({"functions": [{"name": "x"}]})), "functions", "not supported");

@@ -51,9 +51,9 @@ fn a_server_under_load() {
 fn what_is_no_server_is_an_error() {
     let check = |flags: &str, words: &[&str]| {
         let output = top(&format!("--once --interval 0.1 {flags}"));
-        let told = String::from_utf8_lossy(&output.stderr);
+        let output_text = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.code() == Some(1) && output.stdout.is_empty(), "{flags}: {output:?}");
-        words.iter().for_each(|word| assert!(told.contains(word), "{flags}: {told}"));
+        words.iter().for_each(|word| assert!(output_text.contains(word), "{flags}: {output_text}"));
     };
     let page = fake::start(|_, _, stream| fake::whole(stream, "200 OK", "go_goroutines 8\n"));
     check(&format!("--url http://{page}"), &["no metrics of a model server"]);

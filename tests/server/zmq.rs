@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-use super::client::PATIENCE;
+use super::client::TIMEOUT;
 
 const MORE: u8 = 1;
 const LONG: u8 = 2;
@@ -35,7 +35,7 @@ pub(crate) fn request(start: u64) -> Vec<u8> {
 
 pub(crate) fn connect(endpoint: &str) -> TcpStream {
     let stream = TcpStream::connect(endpoint.trim_start_matches("tcp://")).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream
 }
 

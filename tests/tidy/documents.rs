@@ -5,7 +5,7 @@ use super::*;
 /// Documents for users, in which a cell of a table is a phrase and flags are those that there are.
 const FOR_USERS: [&str; 4] = ["BENCHMARKS.md", "MODELS.md", "README.md", "SERVER.md"];
 
-/// Lines and bytes of README: what somebody reads who wants to run a model in five minutes.
+/// Lines and bytes of README: a reader wants to run a model in five minutes.
 const MAX_README: (usize, usize) = (250, 16 * 1024);
 /// Lines of CHANGELOG, one fact each.
 const MAX_CHANGELOG_LINES: usize = 80;
@@ -164,7 +164,7 @@ fn flags_in_documents_exist() {
     let mut pages = vec![help(&[]), help(&["bench", "serve"])];
     pages.extend(commands.iter().map(|name| help(&[name])));
     let mut own: Vec<String> = pages.iter().flat_map(|page| flags(page)).map(|(_, flag)| flag).collect();
-    // As people type them who come from elsewhere, and where clap has one spelling more.
+    // As users of other programs type them, and where clap has one spelling more.
     let elsewhere = document("src/cli/elsewhere.rs");
     let table = elsewhere.split_once("const FLAGS").unwrap().1.split_once("\n];").unwrap().0;
     own.extend(flags(table).into_iter().map(|(_, flag)| flag));

@@ -18,9 +18,9 @@ impl Source {
         name.split(['/', '.']).next().unwrap_or_default()
     }
 
-    /// Whether it is the file or in the folder `place` of `src`.
-    pub(crate) fn is_in(&self, place: &str) -> bool {
-        let rest = self.path.strip_prefix("src/").and_then(|path| path.strip_prefix(place));
+    /// Whether it is the file or in the folder `module` of `src`.
+    pub(crate) fn is_in(&self, module: &str) -> bool {
+        let rest = self.path.strip_prefix("src/").and_then(|path| path.strip_prefix(module));
         rest.is_some_and(|rest| rest.starts_with(['/', '.']))
     }
 
@@ -122,7 +122,7 @@ pub(crate) fn code_of(text: &str) -> Vec<(usize, String)> {
 }
 
 pub(crate) fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
 pub(crate) fn walk(folder: &Path, found: &mut Vec<PathBuf>) {

@@ -1,4 +1,4 @@
-//! How fast candle's own quantised Llama is on a GGUF file: the baseline beside tinyvllm and llama.cpp.
+//! How fast candle's own quantised Llama is on a GGUF file: a baseline for tinyvllm and llama.cpp.
 //!
 //! `candle_baseline MODEL.gguf [--prompt 512] [--depth 128] [--generate 64]` prints one JSON object.
 //! Two threads or eight is decided by `RAYON_NUM_THREADS`, as in every program on candle.

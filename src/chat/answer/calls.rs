@@ -1,12 +1,11 @@
-//! Finds calls in content, by the data of a form.
+//! Finds calls in content, by the data of a call syntax.
 //!
-//! A call is an object in JSON, or a name with arguments behind it; `pairs.rs` reads arguments without quotes, and
-//! `literal_call.rs` those of Python. What looks like a call and is none stays content, as it is.
+//! A call is an object in JSON, or a name with arguments after it; `pairs.rs` reads arguments without quotes, and
+//! `literal_call.rs` those of Python. Text that looks like a call but is not stays content, unchanged.
 
 use std::sync::Arc;
 
 use super::Tool;
-use super::form::{Body, Form, Id, bare};
 use super::format::is_name_char;
 use super::json_call::{JsonCall, Status, ValueScan, ValueStep};
 use super::literal_call::{LiteralCall, LiteralStep};
@@ -14,6 +13,7 @@ use super::marker::MarkerScan;
 use super::output::Output;
 use super::pairs::{PairStep, PairsCall};
 use super::repr_call::ReprCall;
+use super::syntax::{Body, CallSyntax, Id, bare};
 
 /// Characters between a name and its arguments.
 const MAX_ID: usize = 256;
@@ -21,23 +21,23 @@ const MAX_ID: usize = 256;
 /// The calls of one answer.
 #[derive(Debug)]
 pub(super) struct Calls {
-    form: Arc<Form>,
+    syntax: Arc<CallSyntax>,
     marks: Marks,
     scan: MarkerScan,
     state: State,
 }
 
-/// What is looked for.
+/// The state of the search.
 #[derive(Debug)]
 struct Marks {
-    /// What a call may begin with in a text.
+    /// The possible starts of a call in a text.
     start: String,
     begin: String,
     end: String,
     open: String,
     after_name: String,
     close: String,
-    /// What stands before an argument.
+    /// Before an argument.
     key: String,
     ids: Vec<String>,
 }
@@ -58,7 +58,7 @@ enum State {
         raw: String,
         name: String,
     },
-    /// In what stands between a name and its arguments.
+    /// Between a name and its arguments.
     Id {
         raw: String,
         name: String,
@@ -67,19 +67,19 @@ enum State {
     Json(ValueScan),
     Pairs(PairsCall),
     Literal(LiteralCall),
-    /// In a call that is broken: the rest is arguments as it is.
+    /// In a broken call: the rest is its arguments, unchanged.
     Rest,
 }
 
 impl Marks {
-    fn new(form: &Form) -> Self {
-        let [begin, end] = form.group_marks();
-        let open = bare(&form.open);
-        let key = match &form.body {
+    fn new(syntax: &CallSyntax) -> Self {
+        let [begin, end] = syntax.group_marks();
+        let open = bare(&syntax.open);
+        let key = match &syntax.body {
             Body::Pairs(pairs) => bare(&pairs.key),
             _ => String::new(),
         };
-        let ids = match &form.id {
+        let ids = match &syntax.id {
             Id::None => Vec::new(),
             Id::Before { mark, .. } => vec![bare(mark)],
             Id::After { marks, .. } => marks.iter().map(|mark| bare(mark)).collect(),
@@ -89,8 +89,8 @@ impl Marks {
             begin,
             end,
             open,
-            after_name: bare(&form.after_name),
-            close: bare(&form.close),
+            after_name: bare(&syntax.after_name),
+            close: bare(&syntax.close),
             key,
             ids,
         }
@@ -98,15 +98,15 @@ impl Marks {
 }
 
 impl Calls {
-    pub(super) fn new(form: Arc<Form>) -> Self {
-        let marks = Marks::new(&form);
-        let state = match (form.is_bare, marks.open.is_empty()) {
+    pub(super) fn new(syntax: Arc<CallSyntax>) -> Self {
+        let marks = Marks::new(&syntax);
+        let state = match (syntax.is_bare, marks.open.is_empty()) {
             (false, _) => State::Text,
             (true, true) => State::Group { raw: String::new(), has_calls: false },
             // The prompt has the mark already.
             (true, false) => State::Name { raw: String::new(), name: String::new() },
         };
-        Self { form, marks, scan: MarkerScan::default(), state }
+        Self { syntax, marks, scan: MarkerScan::default(), state }
     }
 
     pub(super) fn step(&mut self, c: char, tools: &[Tool], output: &mut Output) {
@@ -121,7 +121,7 @@ impl Calls {
             }
             State::Group { raw, has_calls } => self.group(c, raw, has_calls, tools, output),
             State::Object(call) => self.object(call, c, tools, output),
-            State::Repr(mut call) => match call.step(c, self.form.is_bare.then_some(tools), output) {
+            State::Repr(mut call) => match call.step(c, self.syntax.is_bare.then_some(tools), output) {
                 Status::Open => self.state = State::Repr(call),
                 Status::Done => self.state = after_call(),
                 Status::Broken => output.content(&call.into_raw()),
@@ -158,7 +158,7 @@ impl Calls {
                 PairStep::Open => self.state = State::Pairs(call),
                 PairStep::Broken(text) => self.rest(&text, tools, output),
                 PairStep::Done(text) => {
-                    // The mark behind the call is read again, as one.
+                    // The mark after the call is read again, as one.
                     output.argument('}');
                     self.state = after_call();
                     text.chars().for_each(|c| self.step(c, tools, output));
@@ -206,7 +206,7 @@ impl Calls {
         }
     }
 
-    /// Behind the mark with which calls begin.
+    /// After the mark with which calls begin.
     fn started(&self, raw: String) -> State {
         let raw = raw + &self.marks.start;
         match self.marks.begin.is_empty() {
@@ -259,8 +259,8 @@ impl Calls {
         tools: &[Tool],
         output: &mut Output,
     ) {
-        let has_objects = self.form.has_objects() || self.form.takes_objects;
-        let is_python = self.form.body == Body::Python;
+        let has_objects = self.syntax.has_objects() || self.syntax.takes_objects;
+        let is_python = self.syntax.body == Body::Python;
         let mut rest = text.chars();
         let Some(first) = rest.next() else {
             self.state = State::Group { raw, has_calls };
@@ -268,7 +268,7 @@ impl Calls {
         };
         match first {
             '{' if has_objects => {
-                let call = match &self.form.body {
+                let call = match &self.syntax.body {
                     Body::Keyed => JsonCall::keyed(raw),
                     Body::Object(object) => JsonCall::with_keys(raw, object),
                     _ => JsonCall::new(raw),
@@ -296,7 +296,7 @@ impl Calls {
     }
 
     fn object(&mut self, mut call: JsonCall, c: char, tools: &[Tool], output: &mut Output) {
-        let known = self.form.is_bare.then_some(tools);
+        let known = self.syntax.is_bare.then_some(tools);
         match call.step(c, known, output) {
             Status::Open => self.state = State::Object(call),
             Status::Done => self.state = after_call(),
@@ -306,7 +306,7 @@ impl Calls {
                 match has_begun {
                     true => self.rest(&raw, tools, output),
                     false => {
-                        let keys = match &self.form.body {
+                        let keys = match &self.syntax.body {
                             Body::Object(object) => object.keys(),
                             _ => ["name", "arguments"],
                         };
@@ -325,7 +325,7 @@ impl Calls {
 
     fn name(&mut self, c: char, mut raw: String, mut name: String, tools: &[Tool], output: &mut Output) {
         let has_name = !name.trim().is_empty();
-        let ends_name = match self.form.body {
+        let ends_name = match self.syntax.body {
             Body::Json => c == '{' || self.marks.after_name.is_empty() && c.is_whitespace(),
             Body::Python => c == '(',
             Body::Braces { .. } => c == '{',
@@ -339,11 +339,11 @@ impl Calls {
             }
             return;
         }
-        if self.form.takes_objects && !has_name && matches!(c, '{' | '[') && !self.scan.is_holding() {
+        if self.syntax.takes_objects && !has_name && matches!(c, '{' | '[') && !self.scan.is_holding() {
             return self.unmarked(&c.to_string(), raw, false, tools, output);
         }
         let mut released = String::new();
-        let is_pairs = matches!(self.form.body, Body::Pairs(_));
+        let is_pairs = matches!(self.syntax.body, Body::Pairs(_));
         let only = |mark: &'_ String| if is_pairs { mark.clone() } else { String::new() };
         let mut marks = vec![self.marks.after_name.clone()];
         marks.extend([&self.marks.key, &self.marks.close, &self.marks.end].map(only));
@@ -364,7 +364,7 @@ impl Calls {
         let mark = marks[found].to_owned();
         let is_id = found >= 4;
         raw.push_str(&mark);
-        if is_id && matches!(self.form.id, Id::Before { .. }) && is_name {
+        if is_id && matches!(self.syntax.id, Id::Before { .. }) && is_name {
             self.state = State::Name { raw, name: String::new() };
         } else if !is_name || trimmed.is_empty() {
             self.no_call(&raw, tools, output);
@@ -381,16 +381,16 @@ impl Calls {
     /// The name is complete.
     fn named(&mut self, raw: &str, name: &str, tools: &[Tool], output: &mut Output) {
         let name = name.trim();
-        let name = name.strip_prefix(self.form.prefix).unwrap_or(name);
-        if self.form.no_name == Some(name) {
+        let name = name.strip_prefix(self.syntax.prefix).unwrap_or(name);
+        if self.syntax.no_name == Some(name) {
             self.state = State::Text;
             return;
         }
-        if name.is_empty() || self.form.is_bare && !tools.iter().any(|tool| tool.name == name) {
+        if name.is_empty() || self.syntax.is_bare && !tools.iter().any(|tool| tool.name == name) {
             return self.no_call(raw, tools, output);
         }
         output.begin_call(name);
-        self.state = match &self.form.body {
+        self.state = match &self.syntax.body {
             Body::Pairs(pairs) => {
                 output.argument('{');
                 let ends = [&self.marks.close, &self.marks.end, &self.marks.open, &self.marks.begin];
@@ -402,7 +402,7 @@ impl Calls {
         };
     }
 
-    /// What looked like a call is none.
+    /// The candidate is not a call.
     fn no_call(&mut self, raw: &str, tools: &[Tool], output: &mut Output) {
         let held = self.scan.take();
         output.content(raw);

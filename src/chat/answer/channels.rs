@@ -1,7 +1,7 @@
-//! An answer in channels: what the model thinks, what it says, and what it sends to tools, each behind a header.
+//! An answer in channels: the model's thoughts, its content, and its calls of tools, each after a header.
 //!
-//! Headers and marks are no part of the text, but what belongs to a call: that is left for who reads calls. A text
-//! without headers is content.
+//! Headers and marks are not in the text, except those of a call: the parser of calls reads them. A text without
+//! headers is content.
 
 use super::marker::MarkerScan;
 use super::output::Output;
@@ -11,7 +11,7 @@ use super::thoughts::{ChannelMarks, Opens};
 const MAX_HEADER: usize = 256;
 /// Before the name of a recipient.
 const RECIPIENT: &str = "to=";
-/// What says in a header that the channel is for the model itself.
+/// The header text that marks the channel as the model's own.
 const OWN: [&str; 2] = ["<|channel|>analysis", "to=self"];
 
 /// Passes reasoning to the output and returns the rest.
@@ -108,13 +108,13 @@ impl Channels {
         text.len() <= MAX_HEADER && (text.is_empty() || self.marks.heads.iter().any(is_head))
     }
 
-    /// A header is complete. Returns what of it belongs to a call.
+    /// A header is complete. Returns the text in it that belongs to a call.
     fn opened(&mut self, header: &str, open: usize) -> String {
         let (mark, opens) = self.marks.opens[open];
         let is_own = OWN.iter().any(|own| header.contains(own));
-        let recipient = header.split_once(RECIPIENT).map(|(_, behind)| {
-            let end = behind.find(|c: char| c.is_whitespace() || c == '<').unwrap_or(behind.len());
-            &behind[..end]
+        let recipient = header.split_once(RECIPIENT).map(|(_, after)| {
+            let end = after.find(|c: char| c.is_whitespace() || c == '<').unwrap_or(after.len());
+            &after[..end]
         });
         self.state = match opens {
             Opens::Reasoning => State::Reasoning,

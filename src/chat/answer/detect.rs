@@ -1,4 +1,4 @@
-//! Finds the forms of a model's answers by trying its template: it renders a conversation with calls, and the form that
+//! Finds the formats of a model's answers by trying its template: it renders a conversation with calls, and the format that
 //! reads them back, names, arguments and types, is the one.
 
 use std::sync::Arc;
@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::super::{Chat, ChatOptions, Message};
-use super::form::{Body, Form, bare, parts};
 use super::format::ToolCallFormat;
+use super::syntax::{Body, CallSyntax, bare, parts};
 use super::thoughts::Thoughts;
 use super::{AnswerEvent, AnswerFormat, AnswerParser, PromptEnd, ReasoningFormat, Tool, learn, thoughts};
 use crate::tokenizer::Tokenizer;
@@ -20,37 +20,37 @@ const ANSWER: &str = "probing answer 4722";
 const THOUGHT: &str = "probing thought 4723";
 const RESULT: &str = "probing result 4724";
 const NAMES: [&str; 2] = ["probing_tool_4725", "probing_tool_4726"];
-/// Identifiers of their calls: what most templates take, and what those of Kimi write in the place of a name.
+/// Identifiers of their calls: those that most templates accept, and those that Kimi's write instead of a name.
 const IDS: [[&str; 2]; 2] =
     [["call47211", "call47212"], ["functions.probing_tool_4725:0", "functions.probing_tool_4726:1"]];
 /// The fields in which templates look for reasoning.
 const THOUGHT_FIELDS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 
-/// What a template writes of calls.
+/// A template's rendering of calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in super::super) enum Detected {
-    /// In this form, which reads it back.
+    /// In this format, which reads it back.
     Read(ToolCallFormat),
-    /// Nothing, but it speaks of this form, or the vocabulary has its marks.
-    Told(ToolCallFormat),
-    /// In a form that is not known.
+    /// It writes none, but it names this format, or the vocabulary has its marks.
+    Named(ToolCallFormat),
+    /// In an unknown format.
     Unread,
-    /// Nothing is known of calls.
+    /// No information on calls.
     Nothing,
 }
 
 /// A conversation that was tried.
 struct Probe {
     calls: Vec<(&'static str, Value)>,
-    /// What the template writes behind the question; and behind the prompt for an answer, as far as it is the same.
+    /// The template's text after the question; and the common prefix with the prompt for an answer.
     texts: Vec<String>,
 }
 
 impl Detected {
-    /// The form, if there is one.
-    pub(in super::super) fn form(&self) -> Option<ToolCallFormat> {
+    /// The format, if there is one.
+    pub(in super::super) fn syntax(&self) -> Option<ToolCallFormat> {
         match self {
-            Self::Read(form) | Self::Told(form) => Some(form.clone()),
+            Self::Read(syntax) | Self::Named(syntax) => Some(syntax.clone()),
             Self::Unread | Self::Nothing => None,
         }
     }
@@ -64,11 +64,11 @@ impl ToolCallFormat {
         let mut writes_calls = false;
         for probe in probes(chat).take_while(|_| may_try()) {
             writes_calls |= probe.texts.iter().any(|text| text.contains(NAMES[0]));
-            let mut found: Vec<&Self> = Self::known().iter().filter(|form| form.reads(&probe)).collect();
+            let mut found: Vec<&Self> = Self::known().iter().filter(|syntax| syntax.reads(&probe)).collect();
             // Where several do, it is the one that writes the same.
-            found.sort_by_key(|form| !form.0.is_written_in(&probe));
-            if let Some(form) = found.first() {
-                return Detected::Read((*form).clone());
+            found.sort_by_key(|syntax| !syntax.0.is_written_in(&probe));
+            if let Some(syntax) = found.first() {
+                return Detected::Read((*syntax).clone());
             }
         }
         if writes_calls && may_try() {
@@ -76,19 +76,19 @@ impl ToolCallFormat {
         }
         let options = ChatOptions { tools: Some(tool_list(false)), ..ChatOptions::default() };
         let prompt = chat.render(&[Message::new("user", QUESTION)], &options).unwrap_or_default();
-        let told = |is_known: &dyn Fn(&str) -> bool| {
-            let is_told = |marks: Vec<String>| !marks.is_empty() && marks.iter().all(|mark| is_known(mark));
-            Self::known().iter().find(|form| is_told(form.0.clear_marks())).cloned()
+        let named = |is_known: &dyn Fn(&str) -> bool| {
+            let is_named = |marks: Vec<String>| !marks.is_empty() && marks.iter().all(|mark| is_known(mark));
+            Self::known().iter().find(|syntax| is_named(syntax.0.clear_marks())).cloned()
         };
-        told(&|mark| prompt.contains(mark) || source.contains(mark))
-            .or_else(|| told(&|mark| tokenizer.token_id(mark).is_some()))
-            .map_or(Detected::Nothing, Detected::Told)
+        named(&|mark| prompt.contains(mark) || source.contains(mark))
+            .or_else(|| named(&|mark| tokenizer.token_id(mark).is_some()))
+            .map_or(Detected::Nothing, Detected::Named)
     }
 
     fn reads(&self, probe: &Probe) -> bool {
         let tools = tools();
         let format = AnswerFormat { tool_calls: Some(self.clone()), reasoning: None };
-        // Nothing but its place tells a bare call.
+        // Only its position identifies a bare call.
         let texts = if self.0.is_bare { &probe.texts[1..] } else { &probe.texts[..] };
         let [begin, _] = self.0.group_marks();
         let start = if begin.is_empty() { bare(&self.0.open) } else { begin };
@@ -107,7 +107,7 @@ impl ToolCallFormat {
     }
 }
 
-impl Form {
+impl CallSyntax {
     /// The marks that no other text has.
     fn clear_marks(&self) -> Vec<String> {
         let mut marks: Vec<String> = self.group_marks().into();
@@ -119,7 +119,7 @@ impl Form {
         marks
     }
 
-    /// Whether all marks of the form are in what the template writes.
+    /// Whether the template writes all marks of the format.
     fn is_written_in(&self, probe: &Probe) -> bool {
         if self.is_bare {
             let begin = if self.group[0] == "[" {
@@ -132,13 +132,14 @@ impl Form {
             return probe.texts[1].trim_start().starts_with(begin);
         }
         let marks = [&self.group[0], &self.group[1], &self.open, &self.after_name, &self.close];
-        let marks: Vec<&str> = marks.into_iter().flat_map(|mark| mark.split(super::form::LINE_END)).collect();
+        let marks: Vec<&str> =
+            marks.into_iter().flat_map(|mark| mark.split(super::syntax::LINE_END)).collect();
         probe.texts.iter().any(|text| marks.iter().all(|mark| text.contains(mark)))
     }
 }
 
 impl ReasoningFormat {
-    /// Recognises a model that thinks: by what its template writes of reasoning, by the marks in the template, and by
+    /// Recognises a reasoning model: by its template's rendering of reasoning, by the marks in the template, and by
     /// those in its vocabulary.
     pub(in super::super) fn detect(chat: &Chat, source: &str, tokenizer: &Tokenizer) -> Option<Self> {
         let written = if chat.problem().is_none() { reasoned(chat) } else { Vec::new() };
@@ -162,14 +163,14 @@ impl ReasoningFormat {
     }
 }
 
-/// The marks around reasoning in what a template writes, if they look like some.
+/// The marks around reasoning in a template's output, if they look like marks.
 fn learned_marks(chat: &Chat, text: &str) -> Option<Thoughts> {
     let options = ChatOptions { add_generation_prompt: false, ..ChatOptions::default() };
     let plain = [Message::new("user", QUESTION), Message::new("assistant", ANSWER)];
     let plain = chat.render(&plain, &options).ok()?;
     let (_, plain) = plain.rsplit_once(QUESTION)?;
-    let (_, behind) = text.rsplit_once(QUESTION)?;
-    let (open, rest) = behind.split_once(THOUGHT)?;
+    let (_, after) = text.rsplit_once(QUESTION)?;
+    let (open, rest) = after.split_once(THOUGHT)?;
     let (close, _) = rest.split_once(ANSWER)?;
     let open = &open[learn::shared_start(open, plain)..];
     let mark = |text: &str| {
@@ -186,7 +187,7 @@ fn tools() -> Arc<[Tool]> {
     NAMES.map(|name| Tool { name: name.to_owned(), parameters: Some(schema(true)) }).into()
 }
 
-/// That of the tools, all of it or what every template can describe.
+/// The parser of the tools' format, complete or as far as every template can describe it.
 fn schema(is_rich: bool) -> Value {
     let mut schema = json!({"type": "object", "required": ["text"], "properties": {
         "text": {"type": "string", "description": "Any."},
@@ -220,7 +221,7 @@ fn probe_arguments(is_rich: bool) -> Value {
     json!({"text": "probing text", "more": {"list": ["a", 1], "none": null}, "number": 3, "yes": true, "none": null})
 }
 
-/// Conversations with calls, the most telling one first: those that the template does not take are left out.
+/// Conversations with calls, the most specific one first; those that the template refuses are skipped.
 fn probes(chat: &Chat) -> impl Iterator<Item = Probe> + use<'_> {
     let without_null = json!({"text": "probing text", "more": {"list": ["a", 1]}, "number": 3, "yes": true});
     let kinds = [(probe_arguments(true), true), (without_null, true), (probe_arguments(false), false)];
@@ -258,11 +259,11 @@ fn probe(chat: &Chat, calls: &[(&'static str, Value)], ids: &[&str], is_rich: bo
     let prompt = chat.render(&messages[..1], &options).unwrap_or_default();
     let same: usize =
         prompt.chars().zip(all.chars()).take_while(|(a, b)| a == b).map(|(c, _)| c.len_utf8()).sum();
-    let behind = all.rfind(QUESTION).map_or("", |at| &all[at + QUESTION.len()..]);
-    Some(Probe { calls: calls.to_vec(), texts: vec![behind.to_owned(), all[same..].to_owned()] })
+    let after = all.rfind(QUESTION).map_or("", |at| &all[at + QUESTION.len()..]);
+    Some(Probe { calls: calls.to_vec(), texts: vec![after.to_owned(), all[same..].to_owned()] })
 }
 
-/// A form that the template itself tells, where no known one reads back what it writes.
+/// A format learned from the template, if no known one parses its output.
 fn learned(chat: &Chat) -> Option<ToolCallFormat> {
     let kinds = [true, false].map(|is_rich| (probe_arguments(is_rich), is_rich));
     for ((arguments, is_rich), number) in kinds.iter().flat_map(|kind| [(kind, 2), (kind, 1)]) {
@@ -275,23 +276,22 @@ fn learned(chat: &Chat) -> Option<ToolCallFormat> {
         };
         let answer = [Message::new("user", QUESTION), Message::new("assistant", ANSWER)];
         let said = chat.render(&answer, &options).unwrap_or_default();
-        let said = said.rsplit_once(QUESTION).map_or("", |(_, behind)| behind);
-        // Without it, nobody knows where an answer begins.
+        let said = said.rsplit_once(QUESTION).map_or("", |(_, after)| after);
+        // Without it, the beginning of an answer is unknown.
         let Some(around) = said.split_once(ANSWER) else { continue };
         let asked = chat.render(&asking(&calls[..number], &IDS[0]), &options).ok();
-        let text =
-            asked.as_ref().and_then(|text| text.rsplit_once(QUESTION)).map_or("", |(_, behind)| behind);
-        for form in learn::forms(text, &probe.calls, &IDS[0], around) {
-            let form = ToolCallFormat(Arc::new(form));
-            if form.reads(&probe) {
-                return Some(form);
+        let text = asked.as_ref().and_then(|text| text.rsplit_once(QUESTION)).map_or("", |(_, after)| after);
+        for syntax in learn::syntaxes(text, &probe.calls, &IDS[0], around) {
+            let syntax = ToolCallFormat(Arc::new(syntax));
+            if syntax.reads(&probe) {
+                return Some(syntax);
             }
         }
     }
     None
 }
 
-/// What the template writes of an answer with reasoning, by the fields that it may look for it in.
+/// The template's rendering of an answer with reasoning, under each field that it may read.
 fn reasoned(chat: &Chat) -> Vec<String> {
     let options = ChatOptions { add_generation_prompt: false, ..ChatOptions::default() };
     let render = |field: &&str| {

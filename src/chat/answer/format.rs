@@ -1,26 +1,26 @@
-//! Which form a model's answers have, by name or found out by `detect.rs`.
+//! The format of a model's answers, by name or found by `detect.rs`.
 
 use std::str::FromStr;
 use std::sync::{Arc, LazyLock};
 
-use super::form::{CallIds, Form, LINE_END};
-use super::forms;
+use super::syntax::{CallIds, CallSyntax, LINE_END};
+use super::syntaxes;
 use super::thoughts::{self, Thoughts};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
-/// The form of Mistral's models whose vocabulary has no mark between a name and its arguments.
+/// The format of Mistral's models whose vocabulary has no mark between a name and its arguments.
 const MISTRAL: [&str; 2] = ["mistral", "mistral_list"];
 /// Characters of an id in the templates of Mistral, which take no other.
 const NINE: usize = 9;
 
-/// The form of models that think always.
+/// The format of models that always reason.
 const FROM_START: &str = "deepseek_r1";
 
 static KNOWN: LazyLock<Vec<ToolCallFormat>> =
-    LazyLock::new(|| forms::known().into_iter().map(|form| ToolCallFormat(Arc::new(form))).collect());
+    LazyLock::new(|| syntaxes::known().into_iter().map(|syntax| ToolCallFormat(Arc::new(syntax))).collect());
 
-/// The forms of reasoning and tool calls in an answer.
+/// The formats of reasoning and tool calls in an answer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AnswerFormat {
     /// None if calls are not looked for.
@@ -33,45 +33,45 @@ pub struct AnswerFormat {
 ///
 #[doc = include_str!("forms.md")]
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ToolCallFormat(pub(super) Arc<Form>);
+pub struct ToolCallFormat(pub(super) Arc<CallSyntax>);
 
 /// How a model thinks before it answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReasoningFormat {
     pub(super) thoughts: Arc<Thoughts>,
-    /// It thinks always, and the beginning may be left out.
+    /// It always reasons, and the beginning may be missing.
     pub(super) is_from_start: bool,
 }
 
-/// What to do about a form: find it out, ignore it, or take this one.
+/// How a format is chosen: by detection, none, or this one.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum FormatChoice<T> {
     /// From the template and the vocabulary.
     #[default]
     Auto,
-    /// The text stays as it is.
+    /// The text is unchanged.
     None,
     /// This one.
     Named(T),
 }
 
 impl ToolCallFormat {
-    /// All known ones. Where models of a family differ, their forms follow each other.
+    /// All known formats. Formats of one family are adjacent.
     #[must_use]
     pub fn known() -> &'static [Self] {
         &KNOWN
     }
 
-    /// The names of the known ones, which are vLLM's where it has one.
+    /// The names of the known formats, which are vLLM's where it has one.
     #[must_use]
     pub fn names() -> Vec<&'static str> {
         KNOWN.iter().map(|format| format.0.name.as_str()).collect()
     }
 
-    /// The known one of a name.
+    /// The known format with a name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
-        let is_called = |form: &Form| form.name == name || form.aliases.contains(&name);
+        let is_called = |syntax: &CallSyntax| syntax.name == name || syntax.aliases.contains(&name);
         KNOWN.iter().find(|format| is_called(&format.0)).cloned()
     }
 
@@ -81,12 +81,12 @@ impl ToolCallFormat {
         &self.0.name
     }
 
-    /// What a client knows a call by, of random letters and digits.
+    /// A call's identifier for a client, of random letters and digits.
     #[must_use]
     pub fn call_id(&self, name: &str, index: usize, random: &str) -> String {
         match self.0.call_ids {
             CallIds::Any => format!("call_{random}"),
-            // The end of an id is the random part that differs the most.
+            // The end of an id has the most random bits.
             CallIds::Nine => random.get(random.len().saturating_sub(NINE)..).unwrap_or(random).to_owned(),
             CallIds::Numbered => format!("{}{name}:{index}", self.0.prefix),
         }
@@ -115,14 +115,14 @@ impl ReasoningFormat {
         Self { is_from_start: true, ..Self::think() }
     }
 
-    /// The names of the known ones, which are vLLM's where it has one.
+    /// The names of the known formats, which are vLLM's where it has one.
     #[must_use]
     pub fn names() -> Vec<&'static str> {
         let known = thoughts::known();
         known.into_iter().map(|thoughts| thoughts.name).chain([FROM_START]).collect()
     }
 
-    /// The known one of a name.
+    /// The known format with a name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         match name {
@@ -146,7 +146,7 @@ impl ReasoningFormat {
         (&self.thoughts.open, &self.thoughts.close)
     }
 
-    /// Whether the model thinks always, so that the beginning may be left out.
+    /// Whether the model always reasons, so that the beginning may be missing.
     #[must_use]
     pub fn is_from_start(&self) -> bool {
         self.is_from_start
@@ -154,13 +154,13 @@ impl ReasoningFormat {
 }
 
 impl AnswerFormat {
-    /// The form of calls, for people.
+    /// The format of calls, for people.
     #[must_use]
     pub fn tool_calls_line(&self) -> String {
         self.tool_calls.as_ref().map_or("none", ToolCallFormat::name).to_owned()
     }
 
-    /// What stands around reasoning, for people.
+    /// The marks around reasoning, for display.
     #[must_use]
     pub fn reasoning_line(&self) -> String {
         let marks =
@@ -168,7 +168,7 @@ impl AnswerFormat {
         self.reasoning.as_ref().map_or_else(|| "none".to_owned(), marks)
     }
 
-    /// The tokens whose text a parser needs, of those that are left out of the text otherwise; ascending.
+    /// Tokens whose text a parser needs, although they are otherwise omitted from the text; ascending.
     #[must_use]
     pub fn marker_token_ids(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let calls = self.tool_calls.iter().flat_map(|format| format.0.marks());
@@ -196,7 +196,7 @@ impl FromStr for FormatChoice<ToolCallFormat> {
             "none" => Self::None,
             _ => match ToolCallFormat::named(name) {
                 Some(format) => Self::Named(format),
-                None => return Err(unknown(name, "a form of tool calls", &ToolCallFormat::names())),
+                None => return Err(unknown(name, "a tool-call format", &ToolCallFormat::names())),
             },
         })
     }
@@ -211,7 +211,7 @@ impl FromStr for FormatChoice<ReasoningFormat> {
             "none" => Self::None,
             _ => match ReasoningFormat::named(name) {
                 Some(format) => Self::Named(format),
-                None => return Err(unknown(name, "a form of reasoning", &ReasoningFormat::names())),
+                None => return Err(unknown(name, "a reasoning format", &ReasoningFormat::names())),
             },
         })
     }

@@ -1,28 +1,28 @@
 //! Grammars of answers that call tools, in the language of [`GrammarSpec::Lark`].
 //!
-//! What such a grammar allows, the parsers of this module understand, and arguments are valid under the schema of
-//! their tool. A tool whose schema names no properties and says nothing of others takes none.
+//! The parsers of this module understand every text of such a grammar, and its arguments are valid under the schema of
+//! their tool. A tool whose schema names no properties and does not mention others takes none.
 
 use serde_json::{Map, Value, json};
 
-use super::form::{ANY_TYPE, Body, Form, Id, LINE_END, NUMBER, Pairs};
+use super::syntax::{ANY_TYPE, Body, CallSyntax, Id, LINE_END, NUMBER, Pairs};
 use super::unquoted::{alternatives, resolved, type_name};
 use super::{AnswerFormat, Tool};
 use crate::grammar::GrammarSpec;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result, quoted};
 
-/// Parts of a schema that others refer to.
+/// Subschemas that others refer to.
 const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
-/// Keywords with which a schema says what an object has.
+/// Keywords with which a schema constrains an object's keys.
 const OBJECT_KEYWORDS: [&str; 7] =
     ["$ref", "additionalProperties", "allOf", "anyOf", "oneOf", "patternProperties", "properties"];
 /// A key that no schema names.
 const FREE_KEY: &str = "/[A-Za-z0-9_.-]{1,64}/";
 
 impl AnswerFormat {
-    /// The grammar of answers that are calls of these tools: of one, or with `is_parallel` of one or more. Reasoning
-    /// is no part of it. None if the form of calls is not known or there are no tools.
+    /// The grammar of answers that are calls of these tools: of one, or with `is_parallel` of one or more. Reasoning is
+    /// not included. None if the tool-call format is unknown or there are no tools.
     ///
     /// # Errors
     /// If the schema of a tool is not one, or cannot be enforced.
@@ -39,7 +39,7 @@ impl AnswerFormat {
     }
 }
 
-/// The schema of a tool's arguments, which are an object also where it does not say so.
+/// The schema of a tool's arguments, which are an object even if it does not require one.
 fn arguments_of(tool: &Tool) -> Value {
     let mut schema = tool.parameters.clone().unwrap_or_else(|| json!({}));
     if let Value::Object(fields) = &mut schema {
@@ -55,19 +55,19 @@ fn literal(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// What is around keys and values, as parts of rules.
+/// The text around keys and values, as elements of rules.
 struct Around {
     /// Before a key.
     key: String,
     /// Between a key and a value, by type.
     between: Vec<(&'static str, String)>,
-    /// What ends a value, as a model writes it.
+    /// The end of a value, as a model writes it.
     end: String,
     /// The end is followed by the key and by a `>`.
     ends_with_key: bool,
-    /// What follows the end.
+    /// The continuation after the end.
     after: String,
-    /// Before a text and behind it.
+    /// Before a text and after it.
     quote: String,
     /// Texts are written as JSON.
     has_json_texts: bool,
@@ -82,7 +82,7 @@ impl Around {
         of(kind).or_else(|| of(ANY_TYPE)).or(self.between.last()).map_or("", |(_, text)| text)
     }
 
-    /// Marks say which type a value is of.
+    /// Marks give the type of a value.
     fn is_typed(&self) -> bool {
         self.between.len() > 1
     }
@@ -103,7 +103,11 @@ impl Around {
 
 /// A character in a regular expression.
 fn escaped(c: char) -> String {
-    if c.is_ascii_alphanumeric() || c == '<' || !c.is_ascii() { c.to_string() } else { format!("\\{c}") }
+    if c.is_ascii_alphanumeric() || matches!(c, '<' | '>') || !c.is_ascii() {
+        c.to_string()
+    } else {
+        format!("\\{c}")
+    }
 }
 
 /// Rules in the making.
@@ -112,11 +116,11 @@ struct Rules<'t> {
     text: String,
 }
 
-/// What an object has.
+/// The properties of an object.
 struct Members<'s> {
     /// Key, schema, and whether it must be there; in the order of the schema.
     named: Vec<(&'s str, &'s Value, bool)>,
-    /// The schema of what has no name.
+    /// The schema of unnamed properties.
     others: Option<&'s Value>,
 }
 
@@ -125,11 +129,11 @@ impl Rules<'_> {
         self.text.push_str(&format!("{name}: {body}\n"));
     }
 
-    /// A text of a form in a grammar. Special tokens have to be named, because no text produces them.
+    /// A text of a call syntax in a grammar. Special tokens are named, because no text produces them.
     fn written(&self, text: &str) -> String {
         let mut parts = Vec::new();
-        for piece in text.split_inclusive([LINE_END, NUMBER]) {
-            let plain = piece.trim_end_matches([LINE_END, NUMBER]);
+        for segment in text.split_inclusive([LINE_END, NUMBER]) {
+            let plain = segment.trim_end_matches([LINE_END, NUMBER]);
             let mut done = 0;
             for span in self.tokenizer.find_special(plain) {
                 let id = self.tokenizer.token_id(&plain[span.clone()]);
@@ -143,7 +147,7 @@ impl Rules<'_> {
             if done < plain.len() {
                 parts.push(literal(&plain[done..]));
             }
-            match piece.chars().last() {
+            match segment.chars().last() {
                 Some(LINE_END) => parts.push("\"\\n\"?".to_owned()),
                 Some(NUMBER) => parts.push("/[0-9]{1,3}/".to_owned()),
                 _ => {}
@@ -152,19 +156,19 @@ impl Rules<'_> {
         if parts.is_empty() { "\"\"".to_owned() } else { parts.join(" ") }
     }
 
-    fn calls(&mut self, form: &Form, tools: &[Tool], is_parallel: bool) -> Result<()> {
+    fn calls(&mut self, syntax: &CallSyntax, tools: &[Tool], is_parallel: bool) -> Result<()> {
         let names: Vec<String> = (0..tools.len()).map(|index| format!("call_{index}")).collect();
         let any = names.join(" | ");
-        let mut group = [self.written(&form.group[0]), self.written(&form.group[1])];
-        let mut separator = self.written(&form.separator);
-        let mut open = self.written(&form.open);
-        if form.is_bare {
-            // What else may come before such calls is left out, but the bracket of a list. A mark before the first call is
-            // in the prompt.
-            if form.group[0] != "[" {
+        let mut group = [self.written(&syntax.group[0]), self.written(&syntax.group[1])];
+        let mut separator = self.written(&syntax.separator);
+        let mut open = self.written(&syntax.open);
+        if syntax.is_bare {
+            // Other text before such calls is left out, except for the bracket of a list. A mark before the first call
+            // is in the prompt.
+            if syntax.group[0] != "[" {
                 group = [const { "\"\"" }; 2].map(str::to_owned);
             }
-            if !form.open.is_empty() {
+            if !syntax.open.is_empty() {
                 separator = std::mem::replace(&mut open, "\"\"".to_owned());
             }
         }
@@ -173,7 +177,7 @@ impl Rules<'_> {
             false => "call".to_owned(),
         };
         let [begin, end] = group;
-        match form.is_each {
+        match syntax.is_each {
             true => {
                 self.add("start", &several);
                 self.add("call", &format!("{begin} ({any}) {end}"));
@@ -183,7 +187,7 @@ impl Rules<'_> {
                 self.add("call", &any);
             }
         }
-        let around = self.around(form);
+        let around = self.around(syntax);
         if around.as_ref().is_some_and(|around| !around.ends_with_key)
             && let Some(around) = &around
         {
@@ -193,7 +197,7 @@ impl Rules<'_> {
             let rule = format!("call_{index}");
             let name = literal(&tool.name);
             let arguments = format!("arguments_{index}");
-            let body = match &form.body {
+            let body = match &syntax.body {
                 Body::Object(object) => {
                     let before = self.written(&object.before_name);
                     let between = format!("{name}{}", object.before_arguments);
@@ -201,13 +205,13 @@ impl Rules<'_> {
                 }
                 Body::Keyed => format!("{} {arguments} \"}}\"", literal(&format!("{{{name}: "))),
                 Body::Json | Body::Pairs(_) => {
-                    format!("{} {arguments} {}", self.name(form, &open, tool), self.written(&form.close))
+                    format!("{} {arguments} {}", self.name(syntax, &open, tool), self.written(&syntax.close))
                 }
                 Body::Python => {
-                    format!("{open} {name} \"(\" {arguments} \")\" {}", self.written(&form.close))
+                    format!("{open} {name} \"(\" {arguments} \")\" {}", self.written(&syntax.close))
                 }
                 Body::Braces { .. } => {
-                    format!("{open} {name} \"{{\" {arguments} \"}}\" {}", self.written(&form.close))
+                    format!("{open} {name} \"{{\" {arguments} \"}}\" {}", self.written(&syntax.close))
                 }
             };
             self.add(&rule, &body);
@@ -222,11 +226,11 @@ impl Rules<'_> {
         Ok(())
     }
 
-    /// The name of a tool with what is around it.
-    fn name(&self, form: &Form, open: &str, tool: &Tool) -> String {
-        let name = literal(&format!("{}{}", form.prefix, tool.name));
-        let after = self.written(&form.after_name);
-        match &form.id {
+    /// The name of a tool with the text around it.
+    fn name(&self, syntax: &CallSyntax, open: &str, tool: &Tool) -> String {
+        let name = literal(&format!("{}{}", syntax.prefix, tool.name));
+        let after = self.written(&syntax.after_name);
+        match &syntax.id {
             Id::None => format!("{open} {name} {after}"),
             Id::Before { written, mark } => {
                 format!("{open} {} {} {name} {after}", self.written(written), self.written(mark))
@@ -235,8 +239,8 @@ impl Rules<'_> {
         }
     }
 
-    /// What is around the arguments of a form in which they are no JSON.
-    fn around(&self, form: &Form) -> Option<Around> {
+    /// The text around the arguments of a syntax in which they are not JSON.
+    fn around(&self, syntax: &CallSyntax) -> Option<Around> {
         let literals = |equals: &str, quote: &str| Around {
             key: self.written(""),
             between: vec![(ANY_TYPE, literal(equals))],
@@ -247,7 +251,7 @@ impl Rules<'_> {
             has_json_texts: quote.is_empty(),
             separator: literal(if quote.is_empty() { ", " } else { "," }),
         };
-        match &form.body {
+        match &syntax.body {
             Body::Object(_) | Body::Keyed | Body::Json => None,
             Body::Python => Some(literals("=", "")),
             Body::Braces { quote } => Some(literals(":", quote)),
@@ -268,7 +272,7 @@ impl Rules<'_> {
         }
     }
 
-    /// A rule for a text with its end, whether that is a token of its own or text too.
+    /// A rule for a text with its end, a token of its own or text too.
     fn text_rule(&mut self, name: &str, end: &str, quote: &str) {
         let mark = if quote.is_empty() { end } else { quote };
         let written = self.written(mark);
@@ -326,8 +330,8 @@ impl Rules<'_> {
         if let Some(others) = members.others {
             if around.ends_with_key {
                 return Err(Error::invalid_request(
-                    "the parameters of a tool have keys that its schema does not name, which cannot be enforced in this \
-                     model's form of calls",
+                    "the parameters of a tool have keys that its schema does not name, which cannot be enforced in \
+                     this model's tool-call format",
                 )
                 .with_hint("set additionalProperties to false"));
             }
@@ -353,30 +357,30 @@ impl Rules<'_> {
             }
             return Ok(body);
         }
-        // From the last pair to the first: what may follow if there was one before, and if there was none.
+        // From the last pair to the first: the continuation after a previous pair, and after none.
         let separator = &around.separator;
-        let (mut behind, mut first) = (format!("{prefix}_behind"), format!("{prefix}_first"));
+        let (mut after, mut first) = (format!("{prefix}_after"), format!("{prefix}_first"));
         match more {
             Some(more) => {
-                self.add(&behind, &format!("({separator} {more})*"));
-                self.add(&first, &format!("({more} {behind})?"));
+                self.add(&after, &format!("({separator} {more})*"));
+                self.add(&first, &format!("({more} {after})?"));
             }
             None => {
-                self.add(&behind, "\"\"");
+                self.add(&after, "\"\"");
                 self.add(&first, "\"\"");
             }
         }
         for (pair, is_required) in pairs.into_iter().rev() {
-            let (next_behind, next_first) = (format!("{pair}_behind"), format!("{pair}_first"));
+            let (next_after, next_first) = (format!("{pair}_after"), format!("{pair}_first"));
             let skip = |next: &str| if is_required { String::new() } else { format!(" | {next}") };
-            self.add(&next_behind, &format!("{separator} {pair} {behind}{}", skip(&behind)));
-            self.add(&next_first, &format!("{pair} {behind}{}", skip(&first)));
-            (behind, first) = (next_behind, next_first);
+            self.add(&next_after, &format!("{separator} {pair} {after}{}", skip(&after)));
+            self.add(&next_first, &format!("{pair} {after}{}", skip(&first)));
+            (after, first) = (next_after, next_first);
         }
         Ok(first)
     }
 
-    /// What stands between a key and a value, the value and its end: a text as it is, anything else as JSON.
+    /// The text between a key and a value, the value and its end: strings are raw, other values are JSON.
     fn value(&mut self, name: &str, key: &str, schema: &Value, root: &Value, around: &Around) -> Result<()> {
         let end = self.written(&around.end_of(key));
         let string = around.between("string").to_owned();
@@ -396,7 +400,7 @@ impl Rules<'_> {
         };
         let has_free = texts.iter().any(|branch| GrammarSpec::is_free_text(branch));
         let has_marks = around.is_typed() || !around.quote.is_empty();
-        // What is no JSON of the other types is a text then, and every text is right.
+        // Text that is not JSON of the other types is a string then, and every text is valid.
         let is_any = branches.iter().any(|branch| branch.as_object().is_none_or(Map::is_empty));
         let reads_all = !has_marks && others.iter().all(|other| is_plain(&other));
         if !around.has_json_texts && (is_any || has_free && (others.is_empty() || reads_all)) {
@@ -415,14 +419,14 @@ impl Rules<'_> {
             match words(text) {
                 Some(words) => {
                     for word in words {
-                        // What reads as JSON is written as JSON, unless it can be a text only.
+                        // Values that parse as JSON are written as JSON, unless they can only be strings.
                         let is_json = !has_marks
                             && !others.is_empty()
                             && serde_json::from_str::<Value>(word.trim()).is_ok();
                         match is_json || word.contains("</") || word.contains('\n') {
                             true if others.is_empty() => {
                                 return Err(Error::invalid_request(format!(
-                                    "the value {} of a parameter cannot be told in this model's form of calls",
+                                    "the value {} of a parameter is ambiguous in this model's tool-call format",
                                     quoted(word)
                                 )));
                             }
@@ -448,7 +452,7 @@ impl Rules<'_> {
         if has_marks && has_free {
             options.push(format!("{string} {text_value}"));
         }
-        // By the mark that stands before them.
+        // By the mark before them.
         let mut by_mark: Vec<(&str, Vec<Value>)> = Vec::new();
         for schema in json {
             let mark = around.between(kind_of(&schema).unwrap_or("object"));
@@ -475,12 +479,12 @@ impl Rules<'_> {
 
 /// The same error with the tool that it is about.
 fn of_tool(error: &Error, name: &str) -> Error {
-    let way_out = "leave the tool out, or choose another one with tool_choice";
+    let way_out = "omit the tool, or choose another one with tool_choice";
     let hint = error.hint().map_or_else(|| way_out.to_owned(), |hint| format!("{hint}; or {way_out}"));
     Error::new(error.kind(), format!("the tool {name}: {}", error.message())).with_hint(hint)
 }
 
-/// What an object has, by its schema.
+/// The properties of an object, by its schema.
 fn members(object: &Value) -> Result<Members<'_>> {
     static ANY: Value = Value::Bool(true);
     const UNKNOWN: [&str; 7] =
@@ -494,7 +498,7 @@ fn members(object: &Value) -> Result<Members<'_>> {
     };
     if let Some(keyword) = UNKNOWN.into_iter().find(|name| !says_nothing(name)) {
         return Err(Error::invalid_request(format!(
-            "the parameters of a tool have {keyword}, which cannot be enforced in this model's form of calls"
+            "the parameters of a tool have {keyword}, which cannot be enforced in this model's tool-call format"
         ))
         .with_hint("leave it out"));
     }

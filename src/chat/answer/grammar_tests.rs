@@ -1,4 +1,4 @@
-//! What the grammars of calls allow, and that the parsers understand it.
+//! The texts of the grammars of calls, and that the parsers understand them.
 
 use serde_json::json;
 
@@ -128,7 +128,7 @@ fn calls_follow_their_schemas() {
         check("llama3_json", special, &weather, &time, "; ", ["", ""]);
         let pair =
             |key: &str, value: &str| format!("<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n");
-        // No `<` here: in this form a bounded text has none.
+        // No `<` here: in this format a bounded text has none.
         let weather = format!(
             "<tool_call>weather\n{}{}{}</tool_call>",
             pair("city", "Rome 3"),
@@ -155,7 +155,7 @@ fn calls_follow_their_schemas() {
         let say = format!("<tool_call>say{}</tool_call>", pair("x", "a <b> && c < d\n\"é\""));
         assert!(setup.accepts(&say));
         assert!(!setup.accepts("<tool_call>say</tool_call>"));
-        // What a text must not be, and what several schemas say of it.
+        // Forbidden texts, and constraints of several schemas.
         let text = json!({"type": "string", "allOf": [{"maxLength": 5}], "not": {"enum": ["a", "b"]}});
         let other = json!({"type": "object", "properties": {"x": text}, "required": ["x"]});
         let tools = [Tool { name: "say".into(), parameters: Some(other) }];
@@ -164,7 +164,7 @@ fn calls_follow_their_schemas() {
             let call = format!("<tool_call>say{}</tool_call>", pair("x", text));
             assert_eq!(setup.accepts(&call), is_right, "{text}");
         }
-        // What is said of all arguments together has no place in this form; what says nothing needs none.
+        // Keywords about all arguments together cannot be enforced in this format; keywords without effect need not be.
         for (keyword, given, is_refused) in [
             ("dependentRequired", json!({"x": ["y"]}), true),
             ("not", json!({"required": ["x"]}), true),
@@ -180,7 +180,7 @@ fn calls_follow_their_schemas() {
             };
             assert_eq!(result.is_err_and(is_named), is_refused, "{keyword}");
         }
-        // Nothing is known of the arguments, or there are none.
+        // The arguments have no schema, or there are none.
         let open = json!({"type": "object", "additionalProperties": true});
         for (parameters, is_open) in [(open, true), (json!({"type": "object"}), false)] {
             let tools = [Tool { name: "say".into(), parameters: Some(parameters) }];
@@ -229,7 +229,7 @@ fn calls_of_qwen3_coder_follow_their_schemas(special: &[&str]) {
 }
 
 #[test]
-fn grammars_need_a_form_and_tools() {
+fn grammars_need_a_call_format_and_tools() {
     let tokenizer = tokenizer(None, &SPECIAL, false);
     assert_eq!(AnswerFormat::default().call_grammar(&tokenizer, &tools(), true).unwrap(), None);
     let format = AnswerFormat { tool_calls: ToolCallFormat::named("glm45"), reasoning: None };
@@ -237,7 +237,7 @@ fn grammars_need_a_form_and_tools() {
 }
 
 #[test]
-fn the_form_is_known_from_the_template_or_the_vocabulary() {
+fn the_call_format_is_known_from_the_template_or_the_vocabulary() {
     let check = |source: &str, special: &[&str], expected: &str| {
         let tokenizer = tokenizer(Some(source), special, false);
         let chat = Chat::new(&tokenizer).unwrap();
@@ -296,7 +296,7 @@ fn draw(setup: &Setup, rng: &mut Schemas) -> Option<String> {
     None
 }
 
-/// What looks like a token of its own in the marks of a form.
+/// Text that looks like a special token, in the marks of a format.
 fn tags(name: &str) -> Vec<String> {
     let format = ToolCallFormat::named(name).unwrap();
     let mut tags = Vec::new();

@@ -1,14 +1,13 @@
 //! One call as a JSON object: `{"name": "f", "arguments": {…}}`.
 //!
-//! The name is usually first; then the arguments are passed on while they come. In any other order the call
-//! is told as a whole when the object ends. The values themselves are not checked beyond their brackets and
-//! strings: what the model wrote is what the client gets.
+//! The name is usually first; then the arguments are streamed. In any other order the call is emitted as a whole when
+//! the object ends. The values are not checked beyond their brackets and strings: the client gets the model's text.
 
 use serde_json::Value;
 
 use super::Tool;
-use super::form::ObjectText;
 use super::output::Output;
+use super::syntax::ObjectText;
 
 /// Follows a JSON value by its brackets and strings.
 #[derive(Debug, Default)]
@@ -21,10 +20,10 @@ pub(super) struct ValueScan {
     is_scalar: bool,
 }
 
-/// What a character is to a value.
+/// The role of a character in a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ValueStep {
-    /// Part of it.
+    /// Inside it.
     Inside,
     /// Its last character.
     Last,
@@ -79,19 +78,19 @@ fn is_scalar(c: char) -> bool {
 /// A call, as far as it has come.
 #[derive(Debug, Default)]
 pub(super) struct JsonCall {
-    /// What was not told so far, and what came before and belongs to the call, in case it is none.
+    /// Text that was not emitted yet, and the call's text before it, in case it is not a call.
     raw: String,
     state: State,
     key: String,
     name: Option<String>,
     arguments: Option<String>,
-    /// The call was told.
+    /// The call was emitted.
     has_begun: bool,
     /// The only key is the name.
     is_keyed: bool,
-    /// What else the keys of the name and of the arguments are called.
+    /// Alternative keys for the name and for the arguments.
     keys: [String; 2],
-    /// Other keys mean nothing.
+    /// Other keys are ignored.
     has_more: bool,
     /// Inside an object that has both.
     is_nested: bool,
@@ -112,7 +111,7 @@ enum State {
     AfterValue,
 }
 
-/// How it goes on.
+/// The result of a character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Status {
     Open,
@@ -139,13 +138,13 @@ impl JsonCall {
         Self { is_keyed: true, ..Self::new(prefix) }
     }
 
-    /// Whether the call was told.
+    /// Whether the call was emitted.
     pub(super) fn has_begun(&self) -> bool {
         self.has_begun
     }
 
-    /// What was not told: everything if the call has not begun, otherwise what came after its arguments or
-    /// broke them.
+    /// The text that was not emitted: all of it if the call has not begun, otherwise the text after its arguments or
+    /// the text that broke them.
     pub(super) fn into_raw(self) -> String {
         self.raw
     }
@@ -246,7 +245,7 @@ impl JsonCall {
                 self.state = State::Key;
                 return Status::Open;
             }
-            // What some models add. It says nothing that the call does not.
+            // Added by some models, without further information.
             "\"type\"" | "\"id\"" | "\"index\"" | "\"tool_call_id\"" => true,
             _ => self.has_more,
         };

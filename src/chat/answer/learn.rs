@@ -1,60 +1,59 @@
-//! Learns a form from what a template writes of known calls: what differs between two calls is their names and
-//! arguments, and the rest is marks.
+//! Learns a call syntax from a template's rendering of known calls: two calls differ in their names and arguments, and
+//! the rest is marks.
 
 use std::borrow::Cow;
 
 use serde_json::{Map, Value};
 
-use super::form::{ANY_TYPE, Body, Form, LINE_END, NUMBER, ObjectText, Pairs};
+use super::syntax::{ANY_TYPE, Body, CallSyntax, LINE_END, NUMBER, ObjectText, Pairs};
 
 /// Characters of a mark that no other text has.
 const MIN_MARK: usize = 4;
 
-/// Where a call stands in a text, and what it consists of.
+/// The range of a call in a text, and its elements.
 struct Found {
     start: usize,
     end: usize,
-    /// What is between the name and the arguments, if these are not one object.
+    /// The text between the name and the arguments, if these are not one object.
     after_name: String,
     body: Body,
 }
 
-/// Finds a call behind a place in a text.
+/// Finds a call after a position in a text.
 type Find = fn(&str, usize, &str, &Value) -> Option<Found>;
 
-/// The forms that the text may be in, with these calls and nothing else between what a template writes `around` an
-/// answer.
-pub(super) fn forms(
+/// The possible syntaxes of the text, if it has only these calls inside the template's text `around` an answer.
+pub(super) fn syntaxes(
     text: &str,
     calls: &[(&'static str, Value)],
     ids: &[&str],
     around: (&str, &str),
-) -> Vec<Form> {
+) -> Vec<CallSyntax> {
     let find: [Find; 3] = [object, named, pairs];
-    let forms = find.into_iter().filter_map(|find| {
+    let syntaxes = find.into_iter().filter_map(|find| {
         let mut found: Vec<Found> = Vec::new();
         for (name, arguments) in calls {
             let from = found.last().map_or(0, |last| last.end);
             found.push(find(text, from, name, arguments)?);
         }
-        form(text, found, ids, around)
+        syntax(text, found, ids, around)
     });
-    forms.collect()
+    syntaxes.collect()
 }
 
-/// A form of what stands before the calls, between them and behind.
-fn form(text: &str, found: Vec<Found>, ids: &[&str], (before, behind): (&str, &str)) -> Option<Form> {
+/// A syntax from the text before the calls, between them and after.
+fn syntax(text: &str, found: Vec<Found>, ids: &[&str], (before, after): (&str, &str)) -> Option<CallSyntax> {
     let (first, last) = (found.first()?, found.last()?);
     let head = &text[..first.start];
     let head = &head[shared_start(head, before)..];
     let tail = &text[last.end..];
-    let tail = &tail[..tail.len() - shared_end(tail, behind)];
+    let tail = &tail[..tail.len() - shared_end(tail, after)];
     let between = found.windows(2).next().map(|pair| &text[pair[0].end..pair[1].start]);
-    // These mean something else in a form.
+    // These have a meaning of their own in a syntax.
     if [head, tail, between.unwrap_or_default()].iter().any(|text| text.contains([NUMBER, LINE_END])) {
         return None;
     }
-    // Of two calls, what is before both and what is behind both belongs to each.
+    // Of two calls, the common text before and after both belongs to each.
     let (open, close) = match between {
         Some(between) => {
             let open = shared_end(head, between);
@@ -73,29 +72,33 @@ fn form(text: &str, found: Vec<Found>, ids: &[&str], (before, behind): (&str, &s
             *text = Cow::Owned(clean(text));
         }
     }
-    let mut form = Form { after_name: clean(&after_name), separator: clean(separator), ..Form::default() };
+    let mut syntax =
+        CallSyntax { after_name: clean(&after_name), separator: clean(separator), ..CallSyntax::default() };
     match &body {
-        // Such a call has nothing before it but the group that it is in.
+        // Only its group's text precedes such a call.
         Body::Object(_) if begin.trim().is_empty() => {
-            form.group = [clean(open), clean(close)];
-            form.is_each = true;
+            syntax.group = [clean(open), clean(close)];
+            syntax.is_each = true;
         }
-        Body::Object(_) => form.group = [clean(&(begin.to_owned() + open)), clean(&(close.to_owned() + end))],
+        Body::Object(_) => {
+            syntax.group = [clean(&(begin.to_owned() + open)), clean(&(close.to_owned() + end))]
+        }
         _ => {
-            form.group =
+            syntax.group =
                 if begin.trim().is_empty() { Default::default() } else { [clean(begin), clean(end)] };
-            (form.open, form.close) = (clean(open), clean(close));
+            (syntax.open, syntax.close) = (clean(open), clean(close));
         }
     }
-    form.body = body;
-    let start = [&form.group[0], &form.open].into_iter().find(|mark| !mark.trim().is_empty())?;
+    syntax.body = body;
+    let start = [&syntax.group[0], &syntax.open].into_iter().find(|mark| !mark.trim().is_empty())?;
     let start = start.trim().trim_end_matches('[').to_owned();
     // A mark that any text could have is none, and one with digits of an identifier is not always the same.
-    if start.len() < MIN_MARK || form.group.iter().chain([&form.open]).any(|mark| mark.contains("call#")) {
+    if start.len() < MIN_MARK || syntax.group.iter().chain([&syntax.open]).any(|mark| mark.contains("call#"))
+    {
         return None;
     }
-    form.name = format!("as in the template, {start}…");
-    Some(form)
+    syntax.name = format!("as in the template, {start}…");
+    Some(syntax)
 }
 
 /// An object with the name and the arguments, or one in it that has them.
@@ -143,52 +146,52 @@ fn object(text: &str, from: usize, name: &str, arguments: &Value) -> Option<Foun
     found
 }
 
-/// A name with arguments in JSON behind it.
+/// A name with arguments in JSON after it.
 fn named(text: &str, from: usize, name: &str, arguments: &Value) -> Option<Found> {
     let start = from + text[from..].find(name)?;
-    let behind = start + name.len();
-    let brace = behind + text[behind..].find('{')?;
+    let after = start + name.len();
+    let brace = after + text[after..].find('{')?;
     let mut values = serde_json::Deserializer::from_str(&text[brace..]).into_iter::<Value>();
     let value = values.next()?.ok()?;
     (value == *arguments).then(|| Found {
         start,
         end: brace + values.byte_offset(),
-        after_name: text[behind..brace].to_owned(),
+        after_name: text[after..brace].to_owned(),
         body: Body::Json,
     })
 }
 
-/// A name with keys and values behind it, of which the first is a text.
+/// A name with keys and values after it, of which the first is a text.
 fn pairs(text: &str, from: usize, name: &str, arguments: &Value) -> Option<Found> {
     let start = from + text[from..].find(name)?;
-    let behind = start + name.len();
+    let after = start + name.len();
     let arguments = arguments.as_object()?;
-    let mut places = Vec::new();
-    let mut at = behind;
+    let mut positions = Vec::new();
+    let mut at = after;
     for (key, value) in arguments {
         let key_at = at + text[at..].find(key.as_str())?;
         at = key_at + key.len();
         // Where a value is no text, its end is found before the next key.
         let Some(value) = value.as_str() else {
-            places.push((key_at, at, None));
+            positions.push((key_at, at, None));
             continue;
         };
         let value_at = at + text[at..].find(value)?;
-        places.push((key_at, at, Some((value_at, value_at + value.len()))));
+        positions.push((key_at, at, Some((value_at, value_at + value.len()))));
         at = value_at + value.len();
     }
-    let (first_key, key_end, first_value) = *places.first()?;
+    let (first_key, key_end, first_value) = *positions.first()?;
     let (value_at, value_end) = first_value?;
     let between = &text[key_end..value_at];
-    let first = &text[behind..first_key];
-    let (second_key, ..) = places.get(1)?;
+    let first = &text[after..first_key];
+    let (second_key, ..) = positions.get(1)?;
     let middle = &text[value_end..*second_key];
     let key_len = shared_end(middle, first);
     let (value_end_mark, key_mark) = middle.split_at(middle.len() - key_len);
     if value_end_mark.trim().len() < 2 || between.is_empty() {
         return None;
     }
-    let (_, last_key_end, last_value) = *places.last()?;
+    let (_, last_key_end, last_value) = *positions.last()?;
     let last_at = last_value.map_or(last_key_end + between.len(), |(_, end)| end);
     let end = last_at + text[last_at..].find(value_end_mark.trim_end())? + value_end_mark.len();
     let pairs = Pairs {

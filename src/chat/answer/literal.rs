@@ -1,9 +1,9 @@
-//! Values as programs write them: JSON, and what Python and others write in its place: `True`, `None`, texts in other
-//! quotes, keys without any, and commas behind the last part.
+//! Values as programs write them: JSON, and the deviations of Python and others: `True`, `None`, strings in other
+//! quotes, keys without quotes, and trailing commas.
 
 use serde_json::{Map, Number, Value};
 
-/// Parts in parts.
+/// Maximum nesting.
 const MAX_DEPTH: usize = 64;
 
 /// Reads a value, if the text is one. Texts may be in quotes of this kind, too, unless it is empty.
@@ -14,7 +14,7 @@ pub(super) fn parse(text: &str, quote: &str) -> Option<Value> {
     reader.text.is_empty().then_some(value)
 }
 
-/// What may follow a text, if the quote that ends it is not one that belongs to it.
+/// The possible text after a string's closing quote; other quotes belong to the string.
 pub(super) fn may_follow_text(c: char) -> bool {
     matches!(c, ',' | ')' | ']' | '}' | ':')
 }
@@ -98,7 +98,7 @@ impl Reader<'_> {
         Some(Value::Object(fields))
     }
 
-    /// A text in quotes; nothing if there is none here, and nothing in it if it is broken.
+    /// A quoted string; none if there is none here, and an inner none if it is broken.
     fn quoted(&mut self) -> Option<Option<String>> {
         if !self.quote.is_empty()
             && let Some(rest) = self.text.strip_prefix(self.quote)
@@ -116,7 +116,7 @@ impl Reader<'_> {
                 '\\' => is_escaped = true,
                 _ if c == quote => {
                     let rest = &body[at + 1..];
-                    // Some templates write quotes within a text as they are.
+                    // Some templates do not escape quotes within a string.
                     if rest.trim_start().chars().next().is_none_or(may_follow_text) {
                         self.text = rest;
                         return Some(Some(unescaped(&body[..at])));
@@ -138,13 +138,13 @@ fn word_value(word: &str) -> Option<Value> {
     }
 }
 
-/// A text without its escapes. One that is not known stays as it is, as in Python.
+/// A string without its escapes. Unknown ones are kept, as in Python.
 fn unescaped(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text;
-    while let Some((before, behind)) = rest.split_once('\\') {
+    while let Some((before, after)) = rest.split_once('\\') {
         plain.push_str(before);
-        let mut chars = behind.chars();
+        let mut chars = after.chars();
         let c = chars.next();
         rest = chars.as_str();
         match c {
@@ -155,7 +155,7 @@ fn unescaped(text: &str) -> String {
             Some('f') => plain.push('\u{c}'),
             Some(c @ ('\\' | '\'' | '"' | '/')) => plain.push(c),
             Some('u') => {
-                // Of a pair of surrogates, JSON knows what it means.
+                // JSON defines the meaning of a pair of surrogates.
                 let len = if rest.get(4..6) == Some("\\u") { 10 } else { 4 };
                 let read = |len: usize| {
                     let code = rest.get(..len)?;

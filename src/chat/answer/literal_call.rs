@@ -12,9 +12,9 @@ pub(super) struct LiteralCall {
     name: String,
     /// Between a key and its value.
     equals: char,
-    /// Behind the last argument.
+    /// After the last argument.
     end: char,
-    /// Around texts, beside the usual quotes.
+    /// Around texts, in addition to the usual quotes.
     quote: &'static str,
     /// None before the end of the key.
     key: Option<String>,
@@ -22,7 +22,7 @@ pub(super) struct LiteralCall {
     num_arguments: usize,
 }
 
-/// How it goes on.
+/// The result of a character.
 #[derive(Debug)]
 pub(super) enum LiteralStep {
     Open,

@@ -7,8 +7,8 @@ pub(super) struct MarkerScan {
 }
 
 impl MarkerScan {
-    /// Takes a character and returns the number of the marker that is complete with it. Text that is certainly no part
-    /// of a marker goes to `released`. No marker may be the beginning of another one; empty ones are none.
+    /// Takes a character and returns the number of the marker that it completes. Text that certainly belongs to no
+    /// marker goes to `released`. No marker may be a prefix of another one; empty ones are ignored.
     pub(super) fn push(&mut self, c: char, markers: &[&str], released: &mut String) -> Option<usize> {
         self.held.push(c);
         while !self.held.is_empty() {
@@ -29,7 +29,7 @@ impl MarkerScan {
         !self.held.is_empty()
     }
 
-    /// The text is over: what was held is no marker.
+    /// The text has ended: held text is not a marker.
     pub(super) fn take(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

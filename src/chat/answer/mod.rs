@@ -1,17 +1,14 @@
-//! What a model's answer consists of: reasoning, content, and calls of tools.
+//! The elements of a model's answer: reasoning, content, and calls of tools.
 //!
-//! Models write all three as one text, each family in its own way. An [`AnswerParser`] takes that text apart
-//! while it comes. Invariants: it goes character by character, so pieces of any size give the same result;
-//! nothing that the model wrote is lost but markers, because what is not a well-formed call is content, and a call
-//! that breaks off after its name was told keeps the rest as its arguments; no text makes it fail. It knows no
-//! tokens and no HTTP.
+//! Models write all three as one text, each family in its own way. An [`AnswerParser`] separates that text while it is
+//! streamed. Invariants: it works character by character, so chunks of any size give the same result; only markers are
+//! removed from the model's text, because a malformed call is content, and a call that is cut off after its name was
+//! emitted keeps the rest as its arguments; no text makes it fail. It does not depend on tokens or HTTP.
 
 mod calls;
 mod channels;
 mod detect;
-mod form;
 mod format;
-mod forms;
 mod grammar;
 mod json_call;
 mod learn;
@@ -24,6 +21,8 @@ mod pairs;
 mod passages;
 mod reasoning;
 mod repr_call;
+mod syntax;
+mod syntaxes;
 mod thoughts;
 mod unclosed;
 mod unquoted;
@@ -51,12 +50,12 @@ pub struct Tool {
     pub parameters: Option<Value>,
 }
 
-/// A piece of an answer. Pieces of one kind that follow each other belong together.
+/// A delta of an answer. Consecutive deltas of one kind are concatenated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AnswerEvent {
-    /// What the model thinks before it answers.
+    /// The model's reasoning before its answer.
     Reasoning(String),
-    /// What it says.
+    /// The answer's content.
     Content(String),
     /// It begins to call a tool.
     CallBegin {
@@ -65,7 +64,7 @@ pub enum AnswerEvent {
         /// The tool.
         name: String,
     },
-    /// More of the arguments, which are JSON if the model writes what it should.
+    /// More of the arguments, which are JSON if the model follows its format.
     CallArguments {
         /// Number of the call in the answer.
         index: usize,
@@ -113,7 +112,7 @@ pub struct AnswerParser {
     output: Output,
 }
 
-/// Tells reasoning from the rest.
+/// Separates reasoning from the rest.
 #[derive(Debug)]
 enum Splitter {
     None,
@@ -160,17 +159,17 @@ impl AnswerParser {
     /// A parser for one answer to a prompt that ends like this, with these tools.
     #[must_use]
     pub fn new(format: &AnswerFormat, end: PromptEnd, tools: Arc<[Tool]>) -> Self {
-        let form = format.tool_calls.as_ref().map(|format| Arc::clone(&format.0));
+        let syntax = format.tool_calls.as_ref().map(|format| Arc::clone(&format.0));
         Self {
             splitter: Splitter::new(format.reasoning.as_ref(), end),
-            output: Output::new(form.is_some()),
-            unclosed: form.as_ref().and_then(Unclosed::new),
-            calls: form.map(Calls::new),
+            output: Output::new(syntax.is_some()),
+            unclosed: syntax.as_ref().and_then(Unclosed::new),
+            calls: syntax.map(Calls::new),
             tools,
         }
     }
 
-    /// Takes the next piece of text and returns what is certain with it.
+    /// Takes the next text chunk and returns the deltas that are certain with it.
     pub fn push(&mut self, text: &str) -> Vec<AnswerEvent> {
         for c in text.chars() {
             self.step(c);
@@ -180,7 +179,7 @@ impl AnswerParser {
 
     /// Ends the answer and returns the rest.
     pub fn finish(&mut self) -> Vec<AnswerEvent> {
-        // Calls that the model wrote without having ended its reasoning, or what looked like some.
+        // Calls that the model wrote without ending its reasoning, or text that looked like calls.
         let (reasoning, calls) = self.unclosed.as_mut().map(Unclosed::finish).unwrap_or_default();
         reasoning.chars().for_each(|c| self.split(c));
         let content = self.splitter.finish(&mut self.output);
@@ -192,7 +191,7 @@ impl AnswerParser {
         self.output.take()
     }
 
-    /// Whether what comes next belongs to the reasoning, as far as is known.
+    /// Whether the next text belongs to the reasoning, as far as is known.
     #[must_use]
     pub fn is_reasoning(&self) -> bool {
         self.splitter.is_inside()
@@ -222,10 +221,10 @@ impl AnswerParser {
 }
 
 #[cfg(test)]
-mod form_tests;
-#[cfg(test)]
 mod grammar_tests;
 #[cfg(test)]
 mod round_trip;
+#[cfg(test)]
+mod syntax_tests;
 #[cfg(test)]
 mod tests;

@@ -1,13 +1,13 @@
-//! Values whose parts stand between marks, as arguments do: `<key>…</key>` in an object, `<item>…</item>` in a list.
+//! Values whose elements are between marks, like arguments: `<key>…</key>` in an object, `<item>…</item>` in a list.
 
 use serde_json::Value;
 
 use super::unquoted::{Schema, Types, quoted};
 
-/// Parts in parts.
+/// Maximum nesting.
 const MAX_DEPTH: usize = 32;
 
-/// The value in JSON. `marks` stand before a key, and before one at the end of its value; behind both is a `>`.
+/// The value in JSON. `marks` are the texts before a key, and before one at the end of its value; a `>` follows both.
 pub(super) fn json(text: &str, marks: [&str; 2], item: &str, schema: Option<Schema<'_>>) -> String {
     part(text, marks, item, schema, 0).unwrap_or_else(|| quoted(text))
 }
@@ -29,19 +29,19 @@ fn part(
     let mut parts = Vec::new();
     let mut rest = text.trim();
     while !rest.is_empty() {
-        let (key, behind) = rest.strip_prefix(open)?.split_once('>')?;
+        let (key, after) = rest.strip_prefix(open)?.split_once('>')?;
         let (begin, end) = (format!("{open}{key}>"), format!("{close}{key}>"));
-        // The end that is not one of a part of the same name.
+        // The end that does not belong to a nested element of the same name.
         let mut from = 0;
         let inner = loop {
-            let at = from + behind.get(from..)?.find(&end)?;
-            let inner = &behind[..at];
+            let at = from + after.get(from..)?.find(&end)?;
+            let inner = &after[..at];
             if inner.matches(&begin).count() == inner.matches(&end).count() {
                 break inner;
             }
             from = at + end.len();
         };
-        rest = behind[inner.len() + end.len()..].trim_start();
+        rest = after[inner.len() + end.len()..].trim_start();
         let of_part =
             schema.and_then(|schema| if key == item { schema.item() } else { schema.property(key) });
         parts.push((key, part(inner, marks, item, of_part, depth + 1)?));

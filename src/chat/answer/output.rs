@@ -1,5 +1,5 @@
-//! Collects what the parsers find. Whitespace between content and calls is part of the format, not of the
-//! answer, so it is held until it is known what follows.
+//! Collects the results of the parsers. Whitespace between content and calls belongs to the format, not to the answer,
+//! so it is held until the next text is known.
 
 use super::AnswerEvent;
 

@@ -1,17 +1,17 @@
-//! Arguments as keys and values between marks, without quotes; `unquoted.rs` says what such values are.
+//! Arguments as keys and values between marks, without quotes; `unquoted.rs` interprets such values.
 
 use super::Tool;
-use super::form::{Pairs, bare, parts};
 use super::marker::MarkerScan;
 use super::nested;
 use super::output::Output;
+use super::syntax::{Pairs, bare, parts};
 use super::unquoted::{Types, escaped, quoted};
 
 /// The arguments of one call.
 #[derive(Debug)]
 pub(super) struct PairsCall {
     marks: PairMarks,
-    /// What ends the call.
+    /// The end of the call.
     ends: [String; 4],
     scan: MarkerScan,
     state: State,
@@ -20,13 +20,13 @@ pub(super) struct PairsCall {
     num_arguments: usize,
 }
 
-/// What is looked for.
+/// The state of the search.
 #[derive(Debug)]
 struct PairMarks {
     key: String,
-    /// The ends of a key, for which types of values, and what stands before the value then.
+    /// The ends of a key, with the types of values and the text before the value in each case.
     key_ends: Vec<(&'static str, String, String)>,
-    /// A line end before a value, or behind it, belongs to its marks.
+    /// A line end before a value, or after it, belongs to its marks.
     has_line_ends: bool,
     value_end: String,
     quotes: Option<[&'static str; 2]>,
@@ -48,7 +48,7 @@ enum State {
     Value(String, bool),
 }
 
-/// How it goes on.
+/// The result of a character.
 #[derive(Debug)]
 pub(super) enum PairStep {
     Open,
@@ -248,7 +248,7 @@ impl PairsCall {
                     (true, Some(item)) => {
                         let begin = format!("{}{}>", self.marks.key, self.key);
                         if value.matches(&begin).count() > value.matches(&end).count() {
-                            // The end of a part of the same name.
+                            // The end of a nested element of the same name.
                             self.state = State::Value(value + &end, has_quotes);
                             return;
                         }
@@ -257,7 +257,7 @@ impl PairsCall {
                         output.arguments(&nested::json(&value, marks, item, schema));
                     }
                     (true, None) if self.marks.key_ends.len() > 1 => {
-                        // The mark says that it is JSON.
+                        // The mark declares it as JSON.
                         let is_json = serde_json::from_str::<serde_json::Value>(value.trim()).is_ok();
                         let json =
                             if is_json { value.trim().to_owned() } else { self.types(tools).json(&value) };

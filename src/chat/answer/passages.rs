@@ -1,21 +1,21 @@
-//! Which parts of a text are the answer and which are reasoning and its marks, for those who leave the text as it is.
+//! Classifies passages of a text as answer or as reasoning and its marks, for callers that keep the text unchanged.
 //!
-//! Invariant: the passages are the text, whatever the sizes of its pieces. Text whose kind is not certain yet is held.
+//! Invariant: the passages are the text, for any sizes of its chunks. Text whose kind is not certain yet is held.
 
 use super::output::Output;
 use super::{PromptEnd, ReasoningFormat, Splitter};
 
-/// Tells the parts of one answer apart.
+/// Separates the passages of one answer.
 #[derive(Debug)]
 pub struct Passages {
     splitter: Splitter,
-    /// What is in it is of no use here, but it knows which white space is none of the answer's.
+    /// Its deltas are not used, but it knows which white space does not belong to the answer.
     output: Output,
     held: String,
     found: Vec<Passage>,
 }
 
-/// A part of a text. Passages that follow each other are of different kinds.
+/// A passage of a text. Consecutive passages are of different kinds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Passage {
     /// As the model wrote it.
@@ -36,7 +36,7 @@ impl Passages {
         }
     }
 
-    /// Takes the next piece of text and returns what is certain with it.
+    /// Takes the next text chunk and returns the passages that are certain with it.
     pub fn push(&mut self, text: &str) -> Vec<Passage> {
         text.chars().for_each(|c| self.step(c));
         std::mem::take(&mut self.found)
@@ -53,16 +53,16 @@ impl Passages {
         let was_inside = self.splitter.is_inside();
         self.held.push(c);
         let content = self.splitter.step(c, &mut self.output);
-        // What is neither may still be the beginning of a mark.
+        // Text that is neither may still begin a mark.
         if was_inside || self.splitter.is_inside() || !content.is_empty() {
             self.release(&content);
         }
     }
 
-    /// What is held ends with this content, and before it comes what is none.
+    /// The held text ends with this content; the text before it is not content.
     fn release(&mut self, content: &str) {
         let held = std::mem::take(&mut self.held);
-        // A form that writes content in other words has no such end; then nothing of it is known to be reasoning.
+        // A format that writes content differently has no such end; then no text is known to be reasoning.
         let start = if held.ends_with(content) { held.len() - content.len() } else { 0 };
         self.add(&held[..start], false);
         for c in held[start..].chars() {
@@ -86,14 +86,14 @@ impl Passages {
 mod tests {
     use super::*;
 
-    /// The passages of a text, those of the answer in brackets, whatever the sizes of its pieces.
+    /// The passages of a text, those of the answer in brackets, for any sizes of its chunks.
     #[track_caller]
     fn check(format: &ReasoningFormat, end: PromptEnd, text: &str, expected: &str) {
         for size in 1..=text.chars().count().max(1) {
             let mut passages = Passages::new(format, end);
             let characters: Vec<char> = text.chars().collect();
-            let pieces = characters.chunks(size).map(|piece| piece.iter().collect::<String>());
-            let mut all: Vec<Passage> = pieces.flat_map(|piece| passages.push(&piece)).collect();
+            let chunks = characters.chunks(size).map(|chunk| chunk.iter().collect::<String>());
+            let mut all: Vec<Passage> = chunks.flat_map(|chunk| passages.push(&chunk)).collect();
             all.extend(passages.finish());
             let mut written = String::new();
             for passage in all {
@@ -102,12 +102,12 @@ mod tests {
                     false => written.push_str(&passage.text),
                 }
             }
-            assert_eq!(written.replace("][", ""), expected, "{text:?} in pieces of {size}");
+            assert_eq!(written.replace("][", ""), expected, "{text:?} in chunks of {size}");
         }
     }
 
     #[test]
-    fn an_answer_is_told_from_reasoning() {
+    fn an_answer_is_separated_from_reasoning() {
         let think = ReasoningFormat::think();
         let plain = |text: &str, expected: &str| check(&think, PromptEnd::Plain, text, expected);
         plain("<think>\nA\n\nB</think>\n\nC\n\nD", "<think>\nA\n\nB</think>\n\n[C\n\nD]");
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn channels_are_told_apart() {
+    fn channels_are_separated() {
         let harmony = ReasoningFormat::named("openai_gptoss").unwrap();
         let check = |text: &str, expected: &str| check(&harmony, PromptEnd::Plain, text, expected);
         let final_channel = "<|start|>assistant<|channel|>final<|message|>";
@@ -133,7 +133,7 @@ mod tests {
         );
         check("<|channel|>final<|message|>C", "<|channel|>final<|message|>[C]");
         check("C", "[C]");
-        // What is sent to a tool comes out in other words, so all of its header counts.
+        // A call is emitted in another form than its text, so all of its header counts.
         check(
             "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}",
             "[<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}]",

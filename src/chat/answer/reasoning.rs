@@ -20,7 +20,7 @@ pub(super) struct ReasoningSplitter {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Nothing but whitespace so far.
+    /// Only whitespace so far.
     Before,
     /// In the block, before its first word.
     Opened,
@@ -57,7 +57,7 @@ impl ReasoningSplitter {
             State::Before if c.is_whitespace() && !self.scan.is_holding() && self.spaces.len() < 64 => {
                 self.spaces.push(c);
             }
-            // Some models end what they did not begin, or what the prompt has ended.
+            // Some models end reasoning that they did not begin, or that the prompt has ended.
             State::Before => match self.scan.push(c, &[&self.open, &self.close], &mut released) {
                 Some(found) => {
                     self.spaces.clear();

@@ -1,4 +1,4 @@
-//! One call as an object that is written as Python writes one: `{'name': 'f', 'arguments': {…}}`. It is told as a whole.
+//! One call as an object that is written as Python writes one: `{'name': 'f', 'arguments': {…}}`. It is emitted as a whole.
 
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ use super::value_text::ValueText;
 /// A call, as far as it has come.
 #[derive(Debug)]
 pub(super) struct ReprCall {
-    /// What came before and belongs to it.
+    /// Its text before this state.
     prefix: String,
     text: ValueText,
     /// The keys of the name and of the arguments.
@@ -19,8 +19,8 @@ pub(super) struct ReprCall {
 }
 
 impl ReprCall {
-    /// The call that has begun like this, if it has: a bracket and a quote that is none of JSON. `raw` has before it what
-    /// belongs to it.
+    /// The call that begins in this way, if it does: a bracket and a quote that is not JSON's. `raw` has the call's
+    /// text before it.
     pub(super) fn begun(raw: &str, keys: [&str; 2]) -> Option<Self> {
         let at = raw.rfind('{')?;
         let (prefix, object) = raw.split_at(at);

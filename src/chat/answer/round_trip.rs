@@ -1,6 +1,6 @@
-//! Calls of real models' templates: what a template writes is read back, whole and character by character.
+//! Calls in real models' templates: a template's output is parsed, whole and character by character.
 //!
-//! The templates come from the source of llama.cpp, of which nothing is in this repository: `TINYVLLM_LLAMA_CPP` names
+//! The templates come from the source of llama.cpp, which is not copied to this repository: `TINYVLLM_LLAMA_CPP` names
 //! its folder.
 
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::super::tests::tokenizer;
 use super::super::{Chat, ChatConfig, ChatOptions, FormatChoice, Message};
 use super::*;
 
-/// What the templates write behind a turn.
+/// The templates' texts after a turn.
 const TURN_ENDS: [&str; 10] = [
     "<|START_OF_TURN_TOKEN|>",
     "<|END_OF_TURN_TOKEN|>",
@@ -72,14 +72,14 @@ fn calls(is_rich: bool) -> Vec<(String, Value)> {
     vec![("get_weather".to_owned(), weather), ("search".to_owned(), json!({"query": "é", "limit": null}))]
 }
 
-/// What became of a template.
+/// The result for a template.
 #[derive(Debug, PartialEq)]
 enum Outcome {
     /// Calls are read back: how many at once.
     Reads(usize),
     /// The template writes no calls.
     Silent,
-    /// Said at load.
+    /// Reported at load.
     Refused,
     Wrong(String),
 }
@@ -99,9 +99,9 @@ fn answer(chat: &Chat, calls: &[(String, Value)], is_rich: bool) -> Option<(Stri
     };
     let format = chat.answer_format().tool_calls.clone();
     let list = calls.iter().enumerate().map(|(index, (name, arguments))| {
-        let id = format
-            .as_ref()
-            .map_or("call12345".to_owned(), |form| form.call_id(name, index, &format!("call1234{index}")));
+        let id = format.as_ref().map_or("call12345".to_owned(), |syntax| {
+            syntax.call_id(name, index, &format!("call1234{index}"))
+        });
         json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
     });
     let mut asked = Message::new("assistant", "");
@@ -109,7 +109,7 @@ fn answer(chat: &Chat, calls: &[(String, Value)], is_rich: bool) -> Option<(Stri
     let question = Message::new("user", QUESTION);
     let all = chat.render(&[question.clone(), asked], &options(false)).ok()?;
     let prompt = chat.render(std::slice::from_ref(&question), &options(true)).ok()?;
-    // The end of a turn is none of what the model writes.
+    // The model does not write the end of a turn as text.
     let said =
         chat.render(&[question, Message::new("assistant", "SAID")], &options(false)).unwrap_or_default();
     let turn_end = said.rsplit_once("SAID").map_or("", |(_, end)| end);
@@ -123,7 +123,7 @@ fn answer(chat: &Chat, calls: &[(String, Value)], is_rich: bool) -> Option<(Stri
     {
         at = mark;
     }
-    // Where the prompt for an answer says more than one that has it, the answer stands behind the same mark.
+    // If the prompt for an answer has more text than a conversation with one, the answer follows the same mark.
     if prompt.len() > at + 60
         && let Some((start, _)) = prompt.char_indices().rev().nth(16)
         && let Some(found) = all.rfind(&prompt[start..])
@@ -131,7 +131,7 @@ fn answer(chat: &Chat, calls: &[(String, Value)], is_rich: bool) -> Option<(Stri
         at = found + prompt.len() - start;
     }
     let mut text = &all[at..];
-    // What ends a turn is a token of its own, which is no text.
+    // The end of a turn is a separate token, without text.
     let after = text.rfind(&calls.last()?.0).unwrap_or(0);
     if let Some(end) = TURN_ENDS.iter().filter_map(|end| Some(after + text[after..].find(end)?)).min() {
         text = &text[..end];
@@ -204,7 +204,7 @@ fn outcome_with(chat: &Chat, is_rich: bool) -> Outcome {
     let streamed = read(chat, &prompt, &text, true, is_rich);
     let mut expected = expected[..number].to_vec();
     let mut found = whole.clone();
-    // What a template leaves out, nobody can read.
+    // Text that a template omits cannot be parsed.
     if !text.contains("none") {
         expected.iter_mut().for_each(|(_, arguments)| without_null(arguments));
         found.iter_mut().flatten().for_each(|(_, arguments)| without_null(arguments));
@@ -215,7 +215,7 @@ fn outcome_with(chat: &Chat, is_rich: bool) -> Outcome {
     match found == Some(expected) && content.trim().is_empty() {
         true => Outcome::Reads(number),
         false => Outcome::Wrong(format!(
-            "{found:?} and content {content:?} of {text:?} behind {:?}",
+            "{found:?} and content {content:?} of {text:?} after {:?}",
             prompt.chars().rev().take(40).collect::<String>()
         )),
     }

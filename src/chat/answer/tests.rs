@@ -1,4 +1,4 @@
-//! What models write, and what they must not be able to break.
+//! Outputs of models, and hostile outputs.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -52,11 +52,11 @@ fn tools() -> Arc<[Tool]> {
     ])
 }
 
-fn parse(format: &AnswerFormat, end: PromptEnd, pieces: impl IntoIterator<Item = impl AsRef<str>>) -> Answer {
+fn parse(format: &AnswerFormat, end: PromptEnd, chunks: impl IntoIterator<Item = impl AsRef<str>>) -> Answer {
     let mut parser = AnswerParser::new(format, end, tools());
     let mut answer = Answer::default();
-    for piece in pieces {
-        answer.add(parser.push(piece.as_ref()));
+    for chunk in chunks {
+        answer.add(parser.push(chunk.as_ref()));
     }
     answer.add(parser.finish());
     answer
@@ -113,7 +113,7 @@ fn hermes() {
     ] {
         check(text, text, &[]);
     }
-    // Broken or cut off after the name was told: all the rest is arguments.
+    // Broken or cut off after the name was emitted: all the rest is arguments.
     check(
         "<tool_call>{\"name\": \"a\", \"arguments\": {\"x\": ]} <b></tool_call> ok",
         "ok",
@@ -194,7 +194,7 @@ fn glm() {
         check("glm45", text, content, calls);
     };
     let argument = |key: &str, value: &str| format!("<arg_key>{key}</arg_key><arg_value>{value}</arg_value>");
-    // Text where the schema says so, JSON where it does not.
+    // String where the schema says so, JSON where it does not.
     let text = ["city", "days", "unit", "note", "any"].map(|key| argument(key, "12")).concat();
     check(
         &format!("Hm.\n<tool_call>weather{text}</tool_call>"),
@@ -239,7 +239,7 @@ fn qwen3_coder() {
     let call = |name: &str, arguments: &str| {
         format!("<tool_call>\n<function={name}>\n{arguments}</function>\n</tool_call>")
     };
-    // Text where the schema says so, JSON where it does not.
+    // String where the schema says so, JSON where it does not.
     let text = ["city", "days", "unit", "note", "any"].map(|key| argument(key, "12")).concat();
     check(
         &format!("Hm.\n{}", call("weather", &text)),
@@ -260,7 +260,7 @@ fn qwen3_coder() {
         "Done.",
         &[("weather", "{\"any\": [1,\n {\"a\": \"<\"}]}"), ("time", "{}")],
     );
-    // Ends that are left out, and what is cut off.
+    // Missing ends, and cut texts.
     check("<tool_call>\n<function=time>\n</tool_call>ok", "ok", &[("time", "{}")]);
     check("<tool_call>\n<function=time>\n", "", &[("time", "{}")]);
     check(
@@ -283,22 +283,22 @@ fn qwen3_coder() {
     }
 }
 
-/// What the templates of these models tell, and what they say that a model writes.
+/// The templates of these models, and the format that they describe.
 #[test]
-fn the_forms_of_models_with_latent_attention_and_experts() {
+fn the_layouts_of_models_with_latent_attention_and_experts() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tok/chat");
     let source = |name: &str| std::fs::read_to_string(format!("{folder}/{name}.jinja")).unwrap();
     let bare = super::super::tests::tokenizer(None, &["<s>", "</s>"], false);
     let check = |source: &str, calls: &str, reasoning: &str| {
         let config = ChatConfig { template: Some(source.to_owned()), ..ChatConfig::default() };
-        let forms = Chat::with_config(&bare, &config).unwrap().forms();
-        assert_eq!(forms, format!("tool calls {calls}, reasoning {reasoning}"), "{source}");
+        let syntaxes = Chat::with_config(&bare, &config).unwrap().formats();
+        assert_eq!(syntaxes, format!("tool calls {calls}, reasoning {reasoning}"), "{source}");
     };
     const THINK: &str = "<think> … </think>";
     check(&source("deepseek"), "none", "none");
     check(&source("mistral"), "none", "none");
     check(&source("youtu"), "none", THINK);
-    // With tools, Youtu-LLM and Qwen 3 MoE write Hermes's form.
+    // With tools, Youtu-LLM and Qwen 3 MoE write Hermes's format.
     let hermes = "{% if tools %}<tool_call>{{ 1 }}</tool_call>{% endif %}";
     check(&(source("youtu") + hermes), "hermes", THINK);
     check(&(source("chatml") + hermes), "hermes", THINK);
@@ -350,10 +350,10 @@ fn reasoning() {
     }
 }
 
-/// Texts made of what the parsers look for. The letter q is in none of it.
-/// An answer may be cut anywhere: behind its call nothing of a marker is content, or arguments.
+/// Texts made of the parsers' marks. The letter q is in none of them. An answer may be cut anywhere: after its call, no
+/// text of a marker is content, or arguments.
 #[test]
-fn who_is_cut_behind_a_call_leaves_no_piece_of_a_marker() {
+fn an_answer_that_is_cut_after_a_call_has_no_part_of_a_marker() {
     let arguments = r#"{"city": "Rome", "days": 2}"#;
     let hermes =
         format!("<tool_call>\n{{\"name\": \"weather\", \"arguments\": {arguments}}}\n</tool_call>\n");
@@ -375,7 +375,7 @@ fn who_is_cut_behind_a_call_leaves_no_piece_of_a_marker() {
             let Some((_, found)) = answer.calls.first() else { continue };
             assert_eq!(answer.content, "I look.", "{:?}", &text[..end]);
             num_cut += 1;
-            // From there on nothing changes any more.
+            // From there on, results no longer change.
             is_complete |= found == arguments;
             assert!(!is_complete || found == arguments, "{:?}: {found}", &text[..end]);
         }
@@ -450,12 +450,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
     #[test]
-    fn pieces_of_any_size_give_the_same((format, end) in formats(), text in texts(), size in 1usize..9) {
+    fn chunks_of_any_size_give_the_same((format, end) in formats(), text in texts(), size in 1usize..9) {
         let whole = parse(&format, end, [&text]);
         let characters: Vec<char> = text.chars().collect();
-        let pieces: Vec<String> = characters.chunks(size).map(|piece| piece.iter().collect()).collect();
-        prop_assert_eq!(&parse(&format, end, pieces), &whole);
-        // Nothing is lost. Ids and types of calls are, so they do not count here.
+        let chunks: Vec<String> = characters.chunks(size).map(|chunk| chunk.iter().collect()).collect();
+        prop_assert_eq!(&parse(&format, end, chunks), &whole);
+        // No text is lost. Generated ids and types of calls do not count here.
         if !text.contains("\"id\"") {
             let count = |text: &str| text.chars().filter(|c| *c == 'q').count();
             prop_assert_eq!(count(&whole.all()), count(&text), "{:?}", whole);

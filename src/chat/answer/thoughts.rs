@@ -1,39 +1,40 @@
-//! The forms of reasoning that are known, a row for each: what stands before it and what behind.
+//! The known reasoning formats, a row for each: the text before and after it.
 
-/// How reasoning is told from the rest of an answer.
+/// How reasoning is separated from the rest of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Thoughts {
     /// Its name for people.
     pub(super) name: &'static str,
     /// Before reasoning.
     pub(super) open: String,
-    /// Behind it.
+    /// After it.
     pub(super) close: String,
     /// The answer consists of channels, of which reasoning is one.
     pub(super) channels: Option<ChannelMarks>,
 }
 
-/// How channels are told apart. A header, which may say who writes to whom, ends with a mark that opens the channel.
+/// How channels are separated. A header, which may name the writer and the recipient, ends with a mark that opens the
+/// channel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ChannelMarks {
     /// Before a header that is not the first one.
     pub(super) start: &'static str,
-    /// What a header may begin with.
+    /// The possible starts of a header.
     pub(super) heads: &'static [&'static str],
-    /// The marks behind a header, and what they open.
+    /// The marks after a header, and their channels.
     pub(super) opens: &'static [(&'static str, Opens)],
-    /// What ends a channel.
+    /// The ends of a channel.
     pub(super) ends: &'static [&'static str],
-    /// The same; it belongs to a call and is left in the text.
+    /// The same; they belong to a call and stay in the text.
     pub(super) kept_ends: &'static [&'static str],
-    /// A header with a recipient begins a call and is left in the text.
+    /// A header with a recipient begins a call and stays in the text.
     pub(super) keeps_recipients: bool,
 }
 
-/// What a mark opens.
+/// The channel of a mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Opens {
-    /// What the header says.
+    /// As declared by the header.
     ByHeader,
     Reasoning,
     Content,
@@ -46,7 +47,7 @@ impl Thoughts {
         Self { name, open: open.into(), close: close.into(), channels: None }
     }
 
-    /// What must not vanish from the text.
+    /// Marks whose tokens must not be omitted from the text.
     pub(super) fn marks(&self) -> Vec<&str> {
         let mut marks: Vec<&str> = vec![&self.open, &self.close];
         if let Some(channels) = &self.channels {

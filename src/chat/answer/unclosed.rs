@@ -1,24 +1,24 @@
-//! Calls in reasoning that does not end. Some models forget its end where they call a tool, and the templates of some
-//! leave it out. What a model only thinks about is no call, so a call counts only if nothing follows it.
+//! Calls in reasoning that does not end. Some models omit its end before a call, and so do some models' templates. A
+//! call within reasoning is only a thought, so a call counts only if no text follows it.
 
 use std::sync::Arc;
 
 use super::calls::Calls;
-use super::form::{Form, bare};
 use super::marker::MarkerScan;
 use super::output::Output;
+use super::syntax::{CallSyntax, bare};
 use super::{AnswerEvent, Tool};
 
-/// Holds back what may be calls in the place of reasoning.
+/// Holds text that may be calls instead of reasoning.
 #[derive(Debug)]
 pub(super) struct Unclosed {
-    form: Arc<Form>,
+    syntax: Arc<CallSyntax>,
     start: String,
     scan: MarkerScan,
     found: Option<Found>,
 }
 
-/// What may be calls, so far.
+/// The candidate calls so far.
 #[derive(Debug)]
 struct Found {
     text: String,
@@ -28,22 +28,22 @@ struct Found {
 }
 
 impl Unclosed {
-    /// None if nothing but its place tells a call from other text.
-    pub(super) fn new(form: &Arc<Form>) -> Option<Self> {
-        let [begin, _] = form.group_marks();
-        let start = [begin, bare(&form.open)].into_iter().find(|mark| !mark.is_empty())?;
-        let is_clear = !form.is_bare && start.len() > 3;
-        is_clear.then(|| Self { form: Arc::clone(form), start, scan: MarkerScan::default(), found: None })
+    /// None if only its position distinguishes a call from other text.
+    pub(super) fn new(syntax: &Arc<CallSyntax>) -> Option<Self> {
+        let [begin, _] = syntax.group_marks();
+        let start = [begin, bare(&syntax.open)].into_iter().find(|mark| !mark.is_empty())?;
+        let is_clear = !syntax.is_bare && start.len() > 3;
+        is_clear.then(|| Self { syntax: Arc::clone(syntax), start, scan: MarkerScan::default(), found: None })
     }
 
-    /// Takes a character of reasoning and returns what certainly is some.
+    /// Takes a character of reasoning and returns the text that certainly is reasoning.
     pub(super) fn step(&mut self, c: char, tools: &[Tool]) -> String {
         let mut certain = String::new();
         if self.found.is_none() {
             if self.scan.push(c, &[&self.start], &mut certain).is_some() {
                 let mut found = Found {
                     text: String::new(),
-                    calls: Calls::new(Arc::clone(&self.form)),
+                    calls: Calls::new(Arc::clone(&self.syntax)),
                     output: Output::new(true),
                     has_calls: false,
                 };

@@ -1,11 +1,11 @@
-//! Values of arguments that a model writes without quotes: the schema of the tool says what they are. They are text for
-//! a parameter that is a string, otherwise JSON if they are JSON, or what Python writes in its place.
+//! Values of arguments that a model writes without quotes: the schema of the tool gives their types. They are strings
+//! for a string parameter, otherwise JSON if they parse as JSON, or Python's notation.
 
 use serde_json::{Number, Value};
 
 use super::{Tool, literal};
 
-/// The schema of a part of the arguments, in the one that its references lead into.
+/// The schema of an argument or of its element, in the document that its references resolve in.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Schema<'s> {
     part: &'s Value,
@@ -65,7 +65,7 @@ pub(super) fn alternatives<'s>(schema: &'s Value, root: &'s Value) -> Vec<&'s Va
     found
 }
 
-/// The types that a schema allows; all of them if it does not say.
+/// The types that a schema allows; all of them by default.
 #[derive(Debug, Default)]
 pub(super) struct Types(Vec<String>);
 
@@ -87,7 +87,7 @@ impl Types {
         types
     }
 
-    /// Those of a part of an argument.
+    /// The types of an element of an argument.
     pub(super) fn of(schema: Schema<'_>) -> Self {
         let mut types = Self::default();
         types.add(schema.part, schema.root);
@@ -122,7 +122,7 @@ impl Types {
             && self.allows(&value)
         {
             let fitted = self.fitted(value.clone());
-            // What the model wrote stays, down to its digits.
+            // The model's text is kept, down to its digits.
             return if fitted == value { trimmed.to_owned() } else { fitted.to_string() };
         }
         match literal::parse(trimmed, "") {
@@ -155,7 +155,7 @@ impl Types {
         }
     }
 
-    /// What a word in other letters means where text is not allowed.
+    /// The meaning of a word in other capitalisation, where strings are not allowed.
     fn word(&self, text: &str) -> Option<String> {
         let has = |name: &str| self.0.iter().any(|found| found == name);
         let word = text.to_ascii_lowercase();
@@ -173,7 +173,7 @@ impl Types {
         let is_named = |wanted: &str| {
             self.0.iter().any(|found| found == wanted || found == "integer" && wanted == "number" && is_whole)
         };
-        // Where text is not allowed, JSON of a wrong type is nearer to what was meant.
+        // Where strings are not allowed, JSON of a wrong type is closer to the intention.
         is_named(name) || !is_named("string")
     }
 }

@@ -9,7 +9,7 @@ pub(super) struct ValueText {
     /// Open brackets.
     depth: usize,
     in_text: InText,
-    /// Around texts, beside the usual quotes.
+    /// Around texts, in addition to the usual quotes.
     quote: &'static str,
 }
 
@@ -20,7 +20,7 @@ enum InText {
     /// In one with this quote.
     Usual(char),
     Escaped(char),
-    /// Behind a quote that may be the last one.
+    /// After a quote that may be the last one.
     Closed(char),
     /// In one with the other quotes.
     Other,

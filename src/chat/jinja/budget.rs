@@ -1,12 +1,11 @@
-//! What one rendering may cost: bytes of values, work inside filters, operators and methods, and time.
+//! The budget of one rendering: bytes of values, work inside filters, operators and methods, and time.
 //!
-//! Steps of the template itself are counted by the template engine. What a single step may take, such as a string
-//! times a million, is charged here by whoever does it, before it is done. One budget belongs to one rendering, or to
-//! several that are tries of the same; it is found through the thread, since values that are compared or written have
-//! no other way to it.
+//! The template engine counts the template's own steps. The cost of a single step, such as a string times a million, is
+//! charged here by its caller, before the step. One budget belongs to one rendering, or to several tries of the same;
+//! it is found through the thread, since comparing and writing values cannot pass it on.
 //!
-//! Invariant: what is over stays over. Whoever cannot fail, such as a loop that asks for its next item, ends then, and
-//! whoever can fails.
+//! Invariant: an exhausted budget stays exhausted. Code that cannot fail, such as a loop that takes its next item, ends then, and
+//! code that can fails.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -19,24 +18,26 @@ use crate::deadline::Deadline;
 
 /// Units of work between two looks at the clock.
 const WORK_BETWEEN_LOOKS: usize = 1 << 16;
-/// What a call is of work by itself.
+/// The fixed work of a call.
 const CALL_WORK: usize = 16;
-/// What an allocation takes beside its contents.
+/// The overhead of an allocation.
 const ALLOCATION_BYTES: usize = 32;
 /// Bytes that values may take for each byte of a conversation: a rendering makes the same text several times, since it
 /// trims, splits and joins it.
 const VALUES_PER_BYTE: usize = 32;
-/// What they may take in any case. The longest of known templates need a hundredth of it, and several renderings at once
-/// find room in a gigabyte.
+/// The budget of every rendering. The longest known templates need a hundredth of it, and several renderings at once
+/// fit into a gigabyte.
 const MIN_VALUE_BYTES: usize = 64 << 20;
-/// What is on nobody's account ([`on_account`]): less than what stands around a request in any case.
+/// Costs below this are not charged to an account ([`on_account`]): it is less than a request's other memory.
 const UNCHARGED_BYTES: usize = 256 << 10;
-/// What is on the account already for each byte of a conversation, by whoever has it.
+/// Bytes per byte of a conversation that its owner has already charged.
 const CHARGED_PER_BYTE: usize = 16;
-/// What is taken from the account at a time.
+/// The amount that is drawn from the account at a time.
 const ACCOUNT_STEP: usize = 1 << 20;
 /// States of loops that values may hold. Each may hold the one before, and they are let go one inside of the other.
 const MAX_KEPT_LOOPS: usize = 100;
+/// A fuzzer meets the limits as well where they are lower, and tries more in the same time.
+const REDUCTION: usize = if cfg!(fuzzing) { 100 } else { 1 };
 
 /// The limits of one rendering.
 #[derive(Debug, Clone, Copy)]
@@ -51,20 +52,20 @@ pub(in crate::chat) struct Limits {
     pub(in crate::chat) work: usize,
     /// Bytes that are written.
     pub(in crate::chat) output_bytes: usize,
-    /// Time of the processor, so that a busy machine refuses nothing that an idle one takes.
+    /// Processor time, so that a busy machine refuses no work that an idle one accepts.
     pub(in crate::chat) time: Duration,
 }
 
 impl Limits {
-    /// For whatever a conversation of `input_bytes` needs.
+    /// The budget for a conversation of `input_bytes`.
     pub(in crate::chat) fn for_input(input_bytes: usize) -> Self {
         let per_byte = |factor: usize, least: usize| input_bytes.saturating_mul(factor).saturating_add(least);
         let micros = u64::try_from(input_bytes).unwrap_or(u64::MAX);
         Self {
-            steps: 20_000_000,
-            value_bytes: per_byte(VALUES_PER_BYTE, MIN_VALUE_BYTES),
+            steps: 20_000_000 / REDUCTION as u64,
+            value_bytes: per_byte(VALUES_PER_BYTE, MIN_VALUE_BYTES / REDUCTION),
             uncharged_bytes: per_byte(CHARGED_PER_BYTE, UNCHARGED_BYTES),
-            work: per_byte(256, 1 << 30),
+            work: per_byte(256, (1 << 30) / REDUCTION),
             // More than a source may have, several times.
             output_bytes: per_byte(16, 4 << 20),
             time: Duration::from_secs(2).saturating_add(Duration::from_micros(micros)),
@@ -77,7 +78,7 @@ impl Limits {
     }
 }
 
-/// What several renderings have cost together.
+/// The cost of several renderings.
 #[derive(Debug, Default)]
 pub(in crate::chat) struct Spent {
     value_bytes: usize,
@@ -107,7 +108,7 @@ impl Spent {
     }
 }
 
-/// Says that a limit was reached, as the source of a template error.
+/// An exceeded limit, as the source of a template error.
 #[derive(Debug)]
 struct Exceeded(String);
 
@@ -119,12 +120,13 @@ impl std::fmt::Display for Exceeded {
 
 impl std::error::Error for Exceeded {}
 
-/// An account that memory comes from: the server has one for all requests together.
+/// An account that memory comes from, such as one for all requests to a server together.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Account {
-    /// Takes bytes, if there are so many.
-    pub(crate) take: fn(usize) -> bool,
-    pub(crate) give_back: fn(usize),
+pub struct Account {
+    /// Takes bytes, if there are this many.
+    pub take: fn(usize) -> bool,
+    /// Gives bytes back that were taken.
+    pub give_back: fn(usize),
 }
 
 thread_local! {
@@ -133,8 +135,7 @@ thread_local! {
 }
 
 /// Does work in which the values of templates are taken from this account.
-#[cfg(feature = "server")]
-pub(crate) fn on_account<T>(account: Account, work: impl FnOnce() -> T) -> T {
+pub fn on_account<T>(account: Account, work: impl FnOnce() -> T) -> T {
     /// Comes back even after a panic.
     struct Outer(Option<Account>);
     impl Drop for Outer {
@@ -146,12 +147,12 @@ pub(crate) fn on_account<T>(account: Account, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Does work on a text of so many bytes that is on no account yet.
+/// Does work on a text of this many bytes that is on no account yet.
 pub(in crate::chat) fn charged_for_text<T>(
     num_bytes: usize,
     work: impl FnOnce() -> crate::Result<T>,
 ) -> crate::Result<T> {
-    /// What comes back in any case.
+    /// Released in every case.
     struct Charge(Account, usize);
     impl Drop for Charge {
         fn drop(&mut self) {
@@ -164,7 +165,7 @@ pub(in crate::chat) fn charged_for_text<T>(
         Some(account) if (account.take)(num_bytes) => Some(Charge(account, num_bytes)),
         Some(_) => {
             return Err(crate::Error::invalid_request(format!(
-                "what the chat template writes needs {num_bytes} more bytes of memory than there are"
+                "the output of the chat template needs {num_bytes} more bytes of memory than there are"
             )));
         }
         None => None,
@@ -189,7 +190,7 @@ struct Budget {
 pub(in crate::chat) struct Rendering<'s>(&'s mut Spent);
 
 impl<'s> Rendering<'s> {
-    /// Adds to what was spent.
+    /// Adds to the spending.
     pub(in crate::chat) fn begin(limits: Limits, spent: &'s mut Spent) -> Self {
         let budget = Budget {
             limits,
@@ -224,7 +225,7 @@ fn with<T>(unlimited: T, ask: impl FnOnce(&mut Budget) -> T) -> T {
     CURRENT.with(|current| current.borrow_mut().as_mut().map_or(unlimited, ask))
 }
 
-/// Pays for values of so many bytes, and for the work of making them.
+/// Pays for values of this many bytes, and for the work of making them.
 pub(super) fn charge(bytes: usize) -> Result<(), Error> {
     with(Ok(()), |budget| {
         let bytes = bytes.saturating_add(ALLOCATION_BYTES);
@@ -235,12 +236,12 @@ pub(super) fn charge(bytes: usize) -> Result<(), Error> {
     })
 }
 
-/// Makes sure that values of so many bytes can be paid for, before a library makes what they come from.
+/// Checks that values of this many bytes can be paid for, before a library creates their source.
 pub(super) fn afford(bytes: usize) -> Result<(), Error> {
     with(Ok(()), |budget| budget.afford(bytes))
 }
 
-/// Pays for work that leaves nothing behind, such as a search in so many bytes.
+/// Charges work without a result, such as a search in this many bytes.
 pub(super) fn work(units: usize) -> Result<(), Error> {
     with(Ok(()), |budget| budget.work(units))
 }
@@ -250,7 +251,7 @@ pub(super) fn read(values: &[Value]) -> Result<(), Error> {
     work(values.iter().map(|value| value.as_str().map_or(0, str::len)).sum())
 }
 
-/// Looks at the clock. For what happens seldom and may have taken long, such as the next turn of a loop.
+/// Checks the clock. For rare operations that may have taken long, such as the next iteration of a loop.
 pub(super) fn look() -> Result<(), Error> {
     with(Ok(()), |budget| {
         budget.check()?;
@@ -259,9 +260,9 @@ pub(super) fn look() -> Result<(), Error> {
     })
 }
 
-/// Pays for work of whoever cannot fail; the next one who can does.
+/// Charges work that cannot fail; the next charge that can fail reports it.
 pub(super) fn note_work(units: usize) {
-    // What is over is remembered.
+    // An exceeded limit is remembered.
     let _ = work(units);
 }
 
@@ -282,7 +283,7 @@ pub(super) fn keep_loop() -> Result<(), Error> {
 }
 
 impl Budget {
-    /// What is over stays over.
+    /// An exceeded limit stays exceeded.
     fn check(&self) -> Result<(), Error> {
         self.spent.over.clone().map_or(Ok(()), |message| Err(exceeded(message)))
     }

@@ -40,7 +40,7 @@ struct Moment {
     second: u64,
 }
 
-/// `time` in the notation of `strftime`. What is no directive stays as it is.
+/// `time` in the notation of `strftime`. Text that is not a directive is unchanged.
 pub(super) fn format(time: SystemTime, format: &str) -> Result<String> {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     let moment = Moment::new(since);

@@ -192,7 +192,7 @@ pub(super) fn percent(pattern: &str, values: &Value) -> Result<Value> {
         Py::Dict(dict) => (vec![values.clone()], Some(dict)),
         _ => (vec![values.clone()], None),
     };
-    // What has items may stay unused.
+    // Values with items may stay unused.
     let may_stay = match Py::of(values) {
         Py::List(list) => !list.is_tuple,
         Py::Dict(_) | Py::Range(_) | Py::Undefined => true,

@@ -18,7 +18,7 @@ const MAX_RANGE: i128 = 100_000;
 /// Characters of a message that are repeated in an error.
 const MAX_MESSAGE: usize = 2_000;
 
-/// What `raise_exception` was called with.
+/// The argument of `raise_exception`.
 #[derive(Debug)]
 pub(in crate::chat) struct Raised(pub(in crate::chat) String);
 

@@ -1,4 +1,4 @@
-//! The `tojson` filter: what Python's `json.dumps` writes, with nothing escaped for HTML.
+//! The `tojson` filter: the output of Python's `json.dumps`, without escapes for HTML.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use minijinja::{State, Value};
 
 use super::args::{Args, size};
 use super::sort::try_sort;
-use super::text::{PIECE_BYTES, Writer, float_repr};
+use super::text::{CHUNK_BYTES, Writer, float_repr};
 use super::value::{MAX_DEPTH, Py, expect_str, iterate, type_name};
 use super::{Result, budget, fail, ops};
 
@@ -51,7 +51,7 @@ pub(super) fn tojson(_: &mut State<'_, '_>, value: &Value, args: Args) -> Result
     Ok(Value::from(output.finish()?))
 }
 
-/// JSON with a blank behind each comma and colon, as Python writes it.
+/// JSON with a blank after each comma and colon, as Python writes it.
 pub(in crate::chat) fn json_text(json: &serde_json::Value) -> String {
     match json {
         serde_json::Value::Array(items) => {
@@ -145,7 +145,7 @@ impl Style {
         budget::charge(text.len())?;
         let mut escaped = String::from('"');
         for c in text.chars() {
-            if escaped.len() > PIECE_BYTES {
+            if escaped.len() > CHUNK_BYTES {
                 output.push(&escaped)?;
                 escaped.clear();
             }
@@ -157,7 +157,7 @@ impl Style {
                 '\t' => escaped.push_str("\\t"),
                 '\u{8}' => escaped.push_str("\\b"),
                 '\u{C}' => escaped.push_str("\\f"),
-                // Characters of plane 15 stand for spellings of special tokens.
+                // Characters of plane 15 replace spellings of special tokens.
                 c if c >= ' ' && (!self.ensure_ascii || c.is_ascii() && c != '\u{7F}' || is_stand_in(c)) => {
                     escaped.push(c)
                 }

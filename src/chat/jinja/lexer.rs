@@ -1,21 +1,21 @@
-//! The text of a template, taken apart as Jinja does with `trim_blocks` and `lstrip_blocks`: data, and tags with their
-//! tokens. What whitespace control strips is stripped here.
+//! Splits a template like Jinja with `trim_blocks` and `lstrip_blocks`: data, and tags with their tokens. Whitespace
+//! control is applied here.
 
 use super::rewrite::SyntaxError;
 use super::strings::is_space;
 
 type Result<T> = std::result::Result<T, SyntaxError>;
 
-/// A part of a template, and the line that it begins in.
+/// A segment of a template, and its first line.
 #[derive(Debug)]
-pub(super) struct Piece {
+pub(super) struct Segment {
     pub(super) line: usize,
-    pub(super) kind: PieceKind,
+    pub(super) kind: SegmentKind,
 }
 
 #[derive(Debug)]
-pub(super) enum PieceKind {
-    /// Text that is written as it is.
+pub(super) enum SegmentKind {
+    /// Literal text.
     Data(String),
     /// `{{ … }}`.
     Print(Vec<Token>),
@@ -39,7 +39,7 @@ pub(super) enum TokenKind {
     Op(&'static str),
 }
 
-/// What a name may have: looking it up takes as long as it is.
+/// Maximum bytes of a name: the time of a lookup is proportional to them.
 pub(super) const MAX_NAME_BYTES: usize = 1_000;
 
 /// Longer ones first.
@@ -49,21 +49,21 @@ const OPERATORS: [&str; 26] = [
 ];
 
 /// Takes a template apart.
-pub(super) fn lex(source: &str) -> Result<Vec<Piece>> {
+pub(super) fn lex(source: &str) -> Result<Vec<Segment>> {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let source = source.strip_suffix('\n').unwrap_or(&source);
-    let mut lexer = Lexer { source, at: 0, line: 1, at_line_start: true, pieces: Vec::new() };
+    let mut lexer = Lexer { source, at: 0, line: 1, at_line_start: true, segments: Vec::new() };
     lexer.run()?;
-    Ok(lexer.pieces)
+    Ok(lexer.segments)
 }
 
 struct Lexer<'s> {
     source: &'s str,
     at: usize,
     line: usize,
-    /// Whether what was read last ended with a new line.
+    /// Whether the last text ended with a new line.
     at_line_start: bool,
-    pieces: Vec<Piece>,
+    segments: Vec<Segment>,
 }
 
 impl<'s> Lexer<'s> {
@@ -75,7 +75,7 @@ impl<'s> Lexer<'s> {
         SyntaxError { line: self.line, message: message.into() }
     }
 
-    /// Goes on by so many bytes.
+    /// Advances by this many bytes.
     fn advance(&mut self, bytes: usize) {
         let passed = &self.source[self.at..self.at + bytes];
         self.line += passed.matches('\n').count();
@@ -83,13 +83,13 @@ impl<'s> Lexer<'s> {
         self.at += bytes;
     }
 
-    fn push(&mut self, line: usize, kind: PieceKind) {
-        self.pieces.push(Piece { line, kind });
+    fn push(&mut self, line: usize, kind: SegmentKind) {
+        self.segments.push(Segment { line, kind });
     }
 
     fn data(&mut self, text: &str) {
         if !text.is_empty() {
-            self.push(self.line, PieceKind::Data(text.to_owned()));
+            self.push(self.line, SegmentKind::Data(text.to_owned()));
         }
     }
 
@@ -120,12 +120,15 @@ impl<'s> Lexer<'s> {
                 let line = self.line;
                 self.advance(inner - start);
                 let tokens = self.tokens(if is_print { "}}" } else { "%}" })?;
-                self.push(line, if is_print { PieceKind::Print(tokens) } else { PieceKind::Block(tokens) });
+                self.push(
+                    line,
+                    if is_print { SegmentKind::Print(tokens) } else { SegmentKind::Block(tokens) },
+                );
             }
         }
     }
 
-    /// Skips what the end of a tag takes with it.
+    /// Skips the whitespace that the end of a tag strips.
     fn after_end(&mut self, sign: Option<char>, trims: bool) {
         let rest = self.rest();
         match sign {
@@ -152,9 +155,9 @@ impl<'s> Lexer<'s> {
                 let after = after.trim_start_matches(is_space);
                 let end_sign = after.chars().next().filter(|c| matches!(c, '-' | '+'));
                 let end = &after[usize::from(end_sign.is_some())..];
-                if let Some(behind) = end.strip_prefix("%}") {
+                if let Some(after) = end.strip_prefix("%}") {
                     self.data(stripped(&rest[..start], sign, true, self.at_line_start));
-                    self.advance(rest.len() - behind.len());
+                    self.advance(rest.len() - after.len());
                     self.after_end(end_sign, true);
                     return Ok(());
                 }
@@ -241,7 +244,7 @@ fn find_tag(text: &str) -> Option<usize> {
     None
 }
 
-/// The data before a tag, without what the tag strips.
+/// The data before a tag, without the whitespace that the tag strips.
 fn stripped(text: &str, sign: Option<char>, is_block: bool, at_line_start: bool) -> &str {
     match sign {
         Some('-') => text.trim_end_matches(is_space),
@@ -260,11 +263,11 @@ fn stripped(text: &str, sign: Option<char>, is_block: bool, at_line_start: bool)
 /// The length of the rest of `{% raw %}`, with the whitespace that it strips.
 fn raw_begin(text: &str) -> Option<usize> {
     let word = text.trim_start_matches(is_space).strip_prefix("raw")?.trim_start_matches(is_space);
-    let behind = match word.strip_prefix('-') {
+    let after = match word.strip_prefix('-') {
         Some(end) => end.strip_prefix("%}")?.trim_start_matches(is_space),
         None => word.strip_prefix("%}")?,
     };
-    Some(text.len() - behind.len())
+    Some(text.len() - after.len())
 }
 
 /// Digits with single underscores between them.
@@ -307,9 +310,9 @@ fn number(text: &str, follows_dot: bool) -> std::result::Result<(TokenKind, usiz
     }
     for (prefix, radix) in [("0x", 16), ("0o", 8), ("0b", 2)] {
         if text.len() > 2 && text.is_char_boundary(2) && text[..2].eq_ignore_ascii_case(prefix) {
-            let behind = &text[2..];
-            let skipped = usize::from(behind.starts_with('_'));
-            let length = digits(&behind[skipped..], radix);
+            let after = &text[2..];
+            let skipped = usize::from(after.starts_with('_'));
+            let length = digits(&after[skipped..], radix);
             if length > 0 {
                 let length = 2 + skipped + length;
                 let number = i128::from_str_radix(&plain(length)[2..], radix);

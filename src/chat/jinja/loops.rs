@@ -1,4 +1,4 @@
-//! What loops go over: a list or a range, one item after the other, as long as there is time.
+//! The iterables of loops: a list or a range, item by item, within the time limit.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ struct Looped(Value);
 /// The items of a value for a loop.
 pub(super) fn looped(value: Value) -> Result<Value> {
     let items = match Py::of(&value) {
-        // These are looped over as they are.
+        // These are iterated unchanged.
         Py::List(_) | Py::Range(_) => value,
         _ => list(iterate(&value)?)?,
     };
-    budget::charge(2 * size_of::<Turns>())?;
+    budget::charge(2 * size_of::<LoopItems>())?;
     Ok(Value::from_object(Looped(items)))
 }
 
@@ -34,7 +34,7 @@ impl Object for Looped {
             Py::Range(range) => range.len,
             _ => 0,
         };
-        Enumerator::Iter(Box::new(Turns { items: self.0.clone(), at: 0, len }))
+        Enumerator::Iter(Box::new(LoopItems { items: self.0.clone(), at: 0, len }))
     }
 }
 
@@ -44,13 +44,13 @@ impl fmt::Debug for Looped {
     }
 }
 
-struct Turns {
+struct LoopItems {
     items: Value,
     at: usize,
     len: usize,
 }
 
-impl Iterator for Turns {
+impl Iterator for LoopItems {
     type Item = Value;
 
     fn next(&mut self) -> Option<Value> {

@@ -1,5 +1,5 @@
-//! Methods of values: which type has which, and what they do. Methods that change a value are refused, as they are in
-//! the sandbox that chat templates are written for.
+//! The methods of each type. Methods that modify a value are refused, as in the sandbox that chat templates are written
+//! for.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use minijinja::{State, Value};
 
 use super::args::{Args, is_absent};
 use super::value::{
-    BoundMethod, Dict, Part, Py, View, dict, expect_int, int, iterate, list, tuple, type_name,
+    BoundMethod, Dict, DictView, Py, View, dict, expect_int, int, iterate, list, tuple, type_name,
 };
 use super::{Result, budget, fail, ops, shown, strings, text};
 
@@ -89,7 +89,7 @@ pub(super) fn call(state: &mut State<'_, '_>, receiver: &Value, name: &str, args
     }
     match Py::of(receiver) {
         Py::Undefined => Err(fail(format!("the value is undefined, so it has no method {}", shown(name)))),
-        // The engine divides by the number of values, and compares and keeps them as they are.
+        // The engine divides by the number of values, and compares and keeps them unchanged.
         Py::Other if name == "cycle" && args.is_empty() => Err(fail("no items for cycling given")),
         Py::Other if name == "changed" => {
             let texts: Result<Vec<Value>> =
@@ -177,9 +177,9 @@ fn of_dict(fields: &Arc<Dict>, name: &'static str, args: &[Value]) -> Result<Val
         _ => {
             args.none()?;
             let part = match name {
-                "keys" => Part::Keys,
-                "values" => Part::Values,
-                _ => Part::Items,
+                "keys" => DictView::Keys,
+                "values" => DictView::Values,
+                _ => DictView::Items,
             };
             budget::charge(size_of::<View>())?;
             Ok(Value::from_object(View { dict: Arc::clone(fields), part }))

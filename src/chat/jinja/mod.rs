@@ -1,8 +1,8 @@
 //! Jinja as Python runs it, on the template engine of Rust: its values, operators, methods, filters and tests.
 //!
-//! The engine keeps the blocks, loops, macros and variables. Expressions are rewritten (`rewrite`) so that every
-//! operator, subscript and method is a filter of ours: there the results are Python's, and there what they take is
-//! counted (`budget`). This module knows nothing of chats.
+//! The engine implements the blocks, loops, macros and variables. Expressions are rewritten (`rewrite`) so that every
+//! operator, subscript and method is a filter of ours: the filters return Python's results, and charge their costs
+//! (`budget`). This module does not depend on chats.
 
 mod args;
 mod budget;
@@ -27,8 +27,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Rest, ValueOrKwargs};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, UndefinedBehavior, Value};
 
-#[cfg(feature = "server")]
-pub(crate) use self::budget::{Account, on_account};
+pub use self::budget::{Account, on_account};
 pub(super) use self::budget::{Limits, Rendering, Spent, charged_for_text};
 pub(super) use self::functions::Raised;
 pub(super) use self::json::json_text;
@@ -38,17 +37,17 @@ pub(super) use self::value::from_json;
 #[cfg(test)]
 pub(super) use self::{filters::names as filter_names, strings::METHODS};
 
-/// `time` in UTC, in the notation of `strftime`.
-#[cfg(feature = "server")]
-pub(crate) fn format_time(time: std::time::SystemTime, format: &str) -> String {
-    // Outside of a rendering there is nothing to run out of.
+/// `time` in UTC, in the notation of `strftime` that templates have: `%Y-%m-%dT%H:%M:%S`.
+#[must_use]
+pub fn format_time(time: std::time::SystemTime, format: &str) -> String {
+    // Outside of a rendering there is no budget to exceed.
     clock::format(time, format).unwrap_or_default()
 }
 
-/// What can fail while a template runs.
+/// The error of a running template.
 type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error that says what is wrong.
+/// An error with its description.
 fn fail(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())
 }
@@ -92,7 +91,7 @@ fn write_value(output: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value
     written.map_err(Error::from)
 }
 
-/// What the rewriter makes of operators, subscripts and calls.
+/// The rewriter's filters for operators, subscripts and calls.
 fn add_operators(environment: &mut Environment<'_>) {
     type Binary = fn(&Value, &Value) -> Result<Value>;
     let binary: [(&str, Binary); 7] = [
@@ -162,7 +161,7 @@ fn add_operators(environment: &mut Environment<'_>) {
         value::dict(flat.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())))
     });
     environment.add_filter("py_iter", loops::looped);
-    // What stands behind a star, or is taken apart.
+    // The value after a star, or one that is unpacked.
     environment.add_filter("py_star", |value: Value| match value::Py::of(&value) {
         value::Py::List(list) => budget::charge(list.items.len() * value::VALUE_SIZE).map(|()| value),
         _ => value::list(value::iterate(&value)?),
@@ -189,7 +188,7 @@ fn add_operators(environment: &mut Environment<'_>) {
             _ => Err(fail("cannot assign attribute on non-namespace object")),
         }
     });
-    // What is behind the definition of a macro: the engine keeps the variables that it reads, so many names.
+    // The cost of a macro's definition: the engine keeps the variables that it reads, this many names.
     environment.add_filter("py_macro", |num_names: usize| {
         budget::charge(num_names.saturating_mul(3 * value::VALUE_SIZE).saturating_add(512)).map(|()| false)
     });

@@ -1,4 +1,4 @@
-//! What `cycler` and `joiner` give.
+//! The results of `cycler` and `joiner`.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -9,7 +9,7 @@ use minijinja::{Error, State, Value};
 use super::value::{VALUE_SIZE, depth_around, lock};
 use super::{Result, budget, fail, shown};
 
-/// What `cycler` gives: its values in turn.
+/// The result of `cycler`: its values in turn.
 pub(super) struct Cycler {
     items: Vec<Value>,
     at: Mutex<usize>,
@@ -58,7 +58,7 @@ impl Object for Cycler {
     }
 }
 
-/// What `joiner` gives: nothing at the first call, the separator at all others.
+/// The result of `joiner`: empty at the first call, the separator at all others.
 pub(super) struct Joiner {
     separator: Value,
     was_called: Mutex<bool>,

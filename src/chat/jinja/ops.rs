@@ -453,13 +453,13 @@ pub(super) fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) ->
                 _ => Err(fail("a range is too large")),
             }
         }
-        Py::Undefined => Err(fail("the value is undefined, so it has no parts")),
-        // What has no parts has no such item.
+        Py::Undefined => Err(fail("the value is undefined, so it has no attributes")),
+        // Values without items have no such item.
         _ => Ok(Value::UNDEFINED),
     }
 }
 
-/// First position, the position behind the last one, and the number of positions of a slice.
+/// First position, the position after the last one, and the number of positions of a slice.
 fn span(start: Option<i128>, stop: Option<i128>, step: i128, len: usize) -> (i128, i128, usize) {
     let len = len as i128;
     let (lowest, highest) = if step > 0 { (0, len) } else { (-1, len - 1) };

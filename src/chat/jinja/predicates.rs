@@ -1,4 +1,4 @@
-//! The tests of Jinja: what stands behind `is`.
+//! The tests of Jinja, which follow `is`.
 
 use minijinja::Value;
 

@@ -63,7 +63,7 @@ pub(in crate::chat) const METHODS: &[&str] = &[
 pub(super) fn call(text: &str, method: &'static str, args: &[Value]) -> Result<Value> {
     budget::work(text.len())?;
     if matches!(method, "capitalize" | "casefold" | "lower" | "upper" | "swapcase" | "title") {
-        // The library makes what is paid for afterwards.
+        // The library creates the result after it is charged.
         budget::afford(text.len().saturating_mul(2))?;
     }
     let args = Args::new(method, args);
@@ -217,7 +217,7 @@ fn texts(parts: Vec<&str>) -> Result<Vec<Value>> {
     parts.into_iter().map(string).collect()
 }
 
-/// The part between `start` and `end`, and where it begins, in characters.
+/// The substring between `start` and `end`, and its offset, in characters.
 fn window<'t>(text: &'t str, args: &super::args::Bound<3>) -> Result<Option<(&'t str, usize)>> {
     if args.some(1).is_none() && args.some(2).is_none() {
         return Ok(Some((text, 0)));
@@ -240,14 +240,14 @@ pub(super) fn is_space(c: char) -> bool {
 
 /// The text without these characters, or whitespace, at its ends.
 pub(super) fn strip<'t>(text: &'t str, chars: Option<&str>, left: bool, right: bool) -> &'t str {
-    // Each is looked for at each place.
+    // Each is searched for at each position.
     let set: HashSet<char> = chars.unwrap_or_default().chars().collect();
     let dropped = |c: char| if chars.is_none() { is_space(c) } else { set.contains(&c) };
     let text = if left { text.trim_start_matches(dropped) } else { text };
     if right { text.trim_end_matches(dropped) } else { text }
 }
 
-/// The text with at most `count` places replaced, all if it is negative.
+/// The text with at most `count` occurrences replaced, all if it is negative.
 pub(super) fn replace(text: &str, old: &str, new: &str, count: i128) -> Result<Value> {
     let most = usize::try_from(count).unwrap_or(usize::MAX);
     let num_found = match old.as_bytes() {
@@ -261,7 +261,7 @@ pub(super) fn replace(text: &str, old: &str, new: &str, count: i128) -> Result<V
 }
 
 fn split<'t>(text: &'t str, separator: Option<&str>, most: usize, from_right: bool) -> Result<Vec<&'t str>> {
-    // Parts of few characters take more memory than the text.
+    // Substrings of few characters take more memory than the text.
     let Some(separator) = separator else {
         let words = text.split(is_space).filter(|word| !word.is_empty()).count();
         budget::charge(words.min(most).saturating_mul(2 * size_of::<&str>()))?;
@@ -315,12 +315,12 @@ fn is_line_end(c: char) -> bool {
     matches!(c, '\n'..='\r' | '\u{1C}'..='\u{1E}' | '\u{85}' | '\u{2028}' | '\u{2029}')
 }
 
-/// At least as many as [`lines`] gives.
+/// At least the number of lines that [`lines`] returns.
 pub(super) fn num_lines(text: &str) -> usize {
     text.chars().filter(|c| is_line_end(*c)).count() + 1
 }
 
-/// The lines of a text, at all ends that Python knows.
+/// The lines of a text, at all line ends of Python.
 pub(super) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
     let mut lines = Vec::new();
     let mut rest = text;
@@ -367,7 +367,7 @@ pub(super) fn capitalize(text: &str) -> String {
     }
 }
 
-/// A character at the beginning of a word: of two letters that stand for it, the first is large.
+/// A character at the start of a word: of a two-letter ligature, only the first letter is upper case.
 fn titlecase(c: char) -> String {
     let mut upper = c.to_uppercase();
     upper.next().into_iter().chain(upper.flat_map(char::to_lowercase)).collect()

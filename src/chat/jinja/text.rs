@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-use super::value::{BoundMethod, MAX_DEPTH, Part, Py};
+use super::value::{BoundMethod, DictView, MAX_DEPTH, Py};
 use super::{Result, budget, fail};
 
 /// `str(value)`.
@@ -31,8 +31,8 @@ pub(super) fn described(value: &Py<'_>) -> String {
     }
 }
 
-/// What is written at once of a text whose characters are escaped.
-pub(super) const PIECE_BYTES: usize = 1 << 12;
+/// The size of the chunks in which escaped text is written.
+pub(super) const CHUNK_BYTES: usize = 1 << 12;
 
 /// A text that is paid for while it grows.
 #[derive(Default)]
@@ -95,9 +95,9 @@ impl Writer {
                 for (index, (key, value)) in view.dict.iter().enumerate() {
                     self.push(if index > 0 { ", " } else { "" })?;
                     match view.part {
-                        Part::Keys => self.repr(key, depth + 1)?,
-                        Part::Values => self.repr(value, depth + 1)?,
-                        Part::Items => {
+                        DictView::Keys => self.repr(key, depth + 1)?,
+                        DictView::Values => self.repr(value, depth + 1)?,
+                        DictView::Items => {
                             self.push("(")?;
                             self.repr(key, depth + 1)?;
                             self.push(", ")?;
@@ -169,7 +169,7 @@ impl Writer {
         escaped.push(quote);
         for c in text.chars() {
             // A character may be written as ten.
-            if escaped.len() > PIECE_BYTES {
+            if escaped.len() > CHUNK_BYTES {
                 self.push(&escaped)?;
                 escaped.clear();
             }
@@ -199,8 +199,8 @@ impl Writer {
     }
 }
 
-/// Whether Python writes a character as it is. Plane 15 is, although it is not printable: its characters stand for
-/// spellings of special tokens.
+/// Whether Python writes a character unescaped. Plane 15 counts as printable, although it is not: its characters
+/// replace spellings of special tokens.
 pub(super) fn is_printable(c: char) -> bool {
     if c.is_ascii() {
         return !c.is_ascii_control();
@@ -208,13 +208,13 @@ pub(super) fn is_printable(c: char) -> bool {
     if ('\u{F0000}'..='\u{FFFFD}').contains(&c) {
         return true;
     }
-    // Behind a letter, a combining character is not escaped.
+    // After a letter, a combining character is not escaped.
     let mut text = String::from("a");
     text.push(c);
     text.escape_debug().nth(1) == Some(c)
 }
 
-/// `repr` of a float: as few digits as tell it from all others.
+/// `repr` of a float: the fewest digits that distinguish it from all others.
 pub(super) fn float_repr(number: f64) -> String {
     if number.is_nan() {
         return "nan".to_owned();

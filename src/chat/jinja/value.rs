@@ -1,9 +1,9 @@
 //! The values of templates as Python has them: lists, tuples, dictionaries in order, views, generators that run dry,
 //! ranges, namespaces.
 //!
-//! Invariants: a value is made through a function that pays for it; it is nested at most [`MAX_DEPTH`] deep, so that
-//! whatever walks through it, even dropping it, needs little stack. Namespaces can hold each other; they live until
-//! the rendering ends and are emptied then.
+//! Invariants: a function that creates a value pays for it; values are nested at most [`MAX_DEPTH`] deep, so that every
+//! traversal, even dropping one, needs little stack. Namespaces can hold each other; they live until the rendering ends
+//! and are emptied then.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,7 +18,7 @@ use super::{Result, budget, fail, methods, objects, shown, text};
 
 /// How deep lists and dictionaries may be nested.
 pub(super) const MAX_DEPTH: usize = 200;
-/// What a value in a list takes, and a list without its values.
+/// The size of a value in a list, and of a list without its values.
 pub(super) const VALUE_SIZE: usize = size_of::<Value>();
 const VALUE_BYTES: usize = VALUE_SIZE;
 const OBJECT_BYTES: usize = 64;
@@ -112,7 +112,7 @@ fn depth(value: &Value) -> usize {
     }
 }
 
-/// Counts what the engine has of a loop, whose depth nobody knows.
+/// Counts the engine's object of a loop, whose depth is unknown.
 fn keep(value: &Value) -> Result<()> {
     let is_loop = matches!(Py::of(value), Py::Other)
         && value.as_object().is_some_and(|object| object.type_name().ends_with("::Loop"));
@@ -140,7 +140,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) struct List {
     pub(super) items: Vec<Value>,
     pub(super) is_tuple: bool,
-    /// Attributes that stand for items by position.
+    /// Attributes that are names of positional items.
     names: &'static [&'static str],
     depth: usize,
 }
@@ -163,7 +163,7 @@ pub(super) fn tuple(items: Vec<Value>) -> Result<Value> {
     List::value(items, true, &[])
 }
 
-/// What `groupby` gives for each group.
+/// The item of `groupby` for each group.
 pub(super) fn group(grouper: Value, members: Vec<Value>) -> Result<Value> {
     List::value(vec![grouper, list(members)?], true, &["grouper", "list"])
 }
@@ -191,7 +191,7 @@ impl Object for List {
 pub(super) enum Key {
     Undefined,
     None,
-    /// What has no contents of its own to be told by.
+    /// Values without contents that could identify them.
     Object(&'static str),
     Int(i128),
     Float(u64),
@@ -212,7 +212,7 @@ impl Key {
                 Self::Str(value.to_str().unwrap_or_else(|| Arc::from(text)))
             }
             Py::List(tuple) if tuple.is_tuple => {
-                // Tuples that share their parts are many times as long as they are large.
+                // Tuples with shared elements are many times longer than they are large.
                 budget::charge(tuple.items.len() * size_of::<Self>())?;
                 Self::Tuple(tuple.items.iter().map(Self::of).collect::<Result<_>>()?)
             }
@@ -330,15 +330,15 @@ impl Object for DictObject {
     }
 }
 
-/// What a view shows of a dictionary.
+/// The contents of a view of a dictionary.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum DictView {
     Keys,
     Values,
     Items,
 }
 
-impl Part {
+impl DictView {
     pub(super) fn type_name(self) -> &'static str {
         match self {
             Self::Keys => "dict_keys",
@@ -348,10 +348,10 @@ impl Part {
     }
 }
 
-/// What `keys`, `values` and `items` of a dictionary give.
+/// The results of `keys`, `values` and `items` of a dictionary.
 pub(super) struct View {
     pub(super) dict: Arc<Dict>,
-    pub(super) part: Part,
+    pub(super) part: DictView,
 }
 
 impl View {
@@ -360,9 +360,9 @@ impl View {
         self.dict
             .iter()
             .map(|(key, value)| match self.part {
-                Part::Keys => Ok(key.clone()),
-                Part::Values => Ok(value.clone()),
-                Part::Items => tuple(vec![key.clone(), value.clone()]),
+                DictView::Keys => Ok(key.clone()),
+                DictView::Values => Ok(value.clone()),
+                DictView::Items => tuple(vec![key.clone(), value.clone()]),
             })
             .collect()
     }
@@ -423,7 +423,7 @@ impl Object for Generator {
     }
 }
 
-/// What `range` gives.
+/// The result of `range`.
 pub(super) struct Range {
     pub(super) start: i128,
     pub(super) stop: i128,
@@ -595,7 +595,7 @@ pub(super) fn is_foreign_iterable(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable | ValueKind::Map)
 }
 
-/// The number of values in this one; none for what has no length.
+/// The number of values in this one; none if it has no length.
 pub(super) fn length(value: &Value) -> Result<Option<usize>> {
     Ok(match Py::of(value) {
         Py::Undefined => Some(0),

@@ -1,8 +1,8 @@
-//! The measurements behind `tinyvllm bench`: how fast a loaded model computes prompts and generates.
+//! The measurements of `tinyvllm bench`: how fast a loaded model computes prompts and generates.
 //!
 //! Prompts are random token ids, different in every run, so that no run finds another one's blocks in
 //! the prefix cache. Times are the engine's own ([`SequenceStats`]): when a reader gets to see a token
-//! depends on when the system lets it run, beside threads that use every core.
+//! depends on when the system lets it run, alongside threads that use every core.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -77,7 +77,7 @@ pub(super) fn prompts(llm: &Llm, random: &mut RandomPrompts, shape: PromptShape)
     for (accepted, stream) in submit_together(llm, requests)? {
         let arrival = accepted.saturating_duration_since(start);
         let stats = finish(stream)?;
-        // Blocks are shared as a whole: what is left of the last one is computed again.
+        // Blocks are shared as a whole: the rest of the last one is computed again.
         num_computed += depth + num_tokens - stats.num_cached_tokens;
         end = end.max(arrival + stats.queue_time + stats.prefill_time);
     }
@@ -88,7 +88,7 @@ pub(super) fn prompts(llm: &Llm, random: &mut RandomPrompts, shape: PromptShape)
 ///
 /// The sequences do not start together, since a step computes some of their prompts only. The one
 /// that came last starts last, and it has `num_tokens` to generate after its first, while the others
-/// have all that there is room for. So from its first token to its last each step gives one token to
+/// have all that fits. So from its first token to its last each step gives one token to
 /// each sequence.
 pub(super) fn generation(
     llm: &Llm,
@@ -118,8 +118,9 @@ fn attempt(
     num_tokens: usize,
 ) -> Result<Option<GenerationRun>> {
     let config = llm.engine().config();
-    let room = (config.num_blocks / batch_size).saturating_mul(config.block_size).min(config.max_model_len);
-    let max_tokens = room.saturating_sub(context).max(num_tokens + 1);
+    let capacity =
+        (config.num_blocks / batch_size).saturating_mul(config.block_size).min(config.max_model_len);
+    let max_tokens = capacity.saturating_sub(context).max(num_tokens + 1);
     let mut request = |max_tokens| Request::new(prompts.next(context), params(max_tokens));
     let others: Vec<Request> = (1..batch_size).map(|_| request(max_tokens)).collect();
     let last = request(num_tokens + 1);
@@ -193,7 +194,7 @@ pub(super) fn check_generation(
         return Err(Error::new(
             ErrorKind::ContextLength,
             format!(
-                "generating {num_tokens} tokens at context {context} with batch {batch_size} takes sequences of \
+                "generating {num_tokens} tokens at context {context} with batch {batch_size} needs sequences of \
                  {len} tokens, but the context window is {} tokens",
                 config.max_model_len
             ),
@@ -205,7 +206,7 @@ pub(super) fn check_generation(
         return Err(Error::new(
             ErrorKind::Capacity,
             format!(
-                "{batch_size} sequences of {len} tokens take {num_blocks} blocks of the KV cache, but it has {}",
+                "{batch_size} sequences of {len} tokens need {num_blocks} blocks of the KV cache, but it has {}",
                 config.num_blocks
             ),
         )
@@ -214,7 +215,7 @@ pub(super) fn check_generation(
     Ok(())
 }
 
-/// Tokens that a sequence has to have room for: the wanted ones, and one for each step that computes
+/// Tokens that a sequence must have space for: the wanted ones, and one for each step that computes
 /// prompts of the others before all have started.
 fn num_output_tokens(llm: &Llm, batch_size: usize, context: usize, num_tokens: usize) -> usize {
     let budget = llm.engine().config().max_num_batched_tokens.saturating_sub(batch_size).max(1);

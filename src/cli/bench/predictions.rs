@@ -1,4 +1,4 @@
-//! Generation with drafts that are right at a known rate: an output is predicted as it was, with so many wrong tokens in it.
+//! Generation with drafts that are right at a known rate: an output is predicted as it was, with this many wrong tokens in it.
 
 use tinyvllm::Result;
 use tinyvllm::engine::{Event, Request, SequenceStats};

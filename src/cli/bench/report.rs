@@ -36,7 +36,7 @@ pub(super) struct PredictionResult {
     pub(super) accuracy: f64,
     pub(super) plain_tokens_per_second: Spread,
     pub(super) tokens_per_second: Spread,
-    /// Tokens that were tried, and those of them that came.
+    /// Drafted tokens, and the accepted ones.
     pub(super) num_draft_tokens: usize,
     pub(super) num_accepted_tokens: usize,
 }
@@ -59,7 +59,7 @@ pub(super) struct GenerationResult {
     pub(super) output_len: usize,
     pub(super) tokens_per_second: Spread,
     pub(super) bytes_per_second: f64,
-    pub(super) bandwidth_share: Option<f64>,
+    pub(super) bandwidth_fraction: Option<f64>,
     pub(super) dispatches_per_token: f64,
     pub(super) host_microseconds_per_token: f64,
 }
@@ -124,7 +124,8 @@ impl fmt::Display for Report {
                 min,
                 max,
                 format!("{:.1}", run.bytes_per_second / 1e9),
-                run.bandwidth_share.map_or_else(String::new, |share| format!("{:.0} %", share * 100.0)),
+                run.bandwidth_fraction
+                    .map_or_else(String::new, |fraction| format!("{:.0} %", fraction * 100.0)),
                 format!("{:.1}", run.dispatches_per_token),
                 format!("{:.0}", run.host_microseconds_per_token),
             ]);
@@ -143,8 +144,8 @@ impl fmt::Display for Report {
         }
         write_table(f, &rows)?;
         if self.memory_bandwidth_disturbed {
-            let hint = "so its share is over 100 %. Run this again when the machine is idle.";
-            writeln!(f, "\nThe bandwidth's measure was disturbed: generation read faster, {hint}")?;
+            let hint = "so its fraction is over 100 %. Run this again when the machine is idle.";
+            writeln!(f, "\nThe bandwidth measurement was disturbed: generation read faster, {hint}")?;
         }
         Ok(())
     }
@@ -209,7 +210,7 @@ mod tests {
                 output_len: 64,
                 tokens_per_second: Spread::of(vec![50.0, 70.0, 60.0]),
                 bytes_per_second: 30e9,
-                bandwidth_share: Some(0.75),
+                bandwidth_fraction: Some(0.75),
                 dispatches_per_token: 34.5,
                 host_microseconds_per_token: 120.0,
             }],
@@ -241,9 +242,9 @@ generate 1 × 64 at 128, drawn      20.0   20.0   20.0
     }
 
     #[test]
-    fn a_share_above_all_of_the_bandwidth_is_said_to_be_none() {
+    fn a_fraction_above_all_of_the_bandwidth_is_marked() {
         let mut report = report();
-        report.generations[0].bandwidth_share = Some(1.04);
+        report.generations[0].bandwidth_fraction = Some(1.04);
         report.memory_bandwidth_disturbed = true;
         let text = report.to_string();
         assert!(text.contains("104 %") && text.contains("disturbed"), "{text}");

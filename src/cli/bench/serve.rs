@@ -36,9 +36,9 @@ use self::request::{Api, Template};
 use self::summary::Summary;
 use self::vocabulary::Vocabulary;
 use self::workload::{Dataset, Sample};
-use crate::cli::console::Console;
-use crate::cli::http::{HttpClient, read_success};
-use crate::cli::interrupt;
+use crate::console::Console;
+use crate::http::{HttpClient, read_success};
+use crate::interrupt;
 
 /// Longest answer of `/v1/models`.
 const MAX_MODELS_BYTES: usize = 1 << 20;
@@ -221,7 +221,7 @@ impl Target {
         let path = server.endpoint.clone().unwrap_or_else(|| default_path.to_owned());
         let path = if path.starts_with('/') { path } else { format!("/{path}") };
         if by_path.is_some_and(|by_path| by_path != backend) {
-            let message = format!("--backend {} does not speak to --endpoint {path}", backend.name());
+            let message = format!("--backend {} does not support --endpoint {path}", backend.name());
             return Err(Error::invalid_request(message).with_hint("leave one of them out").into());
         }
         let key = server.api_key.clone().or_else(|| std::env::var("OPENAI_API_KEY").ok());
@@ -229,7 +229,7 @@ impl Target {
         Ok(Self { client, backend, api, path })
     }
 
-    /// The model to ask for; waits for the server as long as was allowed.
+    /// The model to request; waits for the server within the timeout.
     async fn wait_for_model(&self, args: &ServeBenchArgs) -> anyhow::Result<String> {
         let deadline = Instant::now() + args.server.ready_check_timeout_sec;
         loop {
@@ -243,8 +243,8 @@ impl Target {
                 (Err(error), _) => error,
             };
             if Instant::now() >= deadline {
-                let message = format!("cannot ask {} for its models: {error:#}", self.client.base_url());
-                let hint = "say where the server is with --base-url, or what it serves with --model";
+                let message = format!("cannot list the models of {}: {error:#}", self.client.base_url());
+                let hint = "give the server's address with --base-url, or its model with --model";
                 return Err(Error::new(ErrorKind::Unavailable, message).with_hint(hint).into());
             }
             tokio::time::sleep(READY_INTERVAL).await;
@@ -298,7 +298,8 @@ impl Target {
         let found = Vocabulary::find(&self.client, self.api, model, workload.vocab_size).await;
         if !found.is_exact {
             console.note(
-                "the server's tokenizer cannot be used, so prompts are words and their lengths are approximate; results count the tokens that the server reports",
+                "the server's tokenizer cannot be used, so prompts are words and their lengths are approximate; \
+                 results count the tokens that the server reports",
             );
         }
         let samples = dataset.samples(num_prompts, &found.vocabulary, &mut Random::new(workload.seed));

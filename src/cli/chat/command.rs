@@ -10,7 +10,7 @@ pub(super) enum Entry<'a> {
     Wrong(String),
 }
 
-/// What the user wants of the program itself.
+/// A command to the program itself.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Command<'a> {
     Quit,
@@ -78,7 +78,7 @@ impl<'a> Entry<'a> {
                 Some((name, value)) => Self::Command(Command::Set(name, value)),
                 None => Self::Wrong("/set needs a name and a value: /set temperature 0.5".to_owned()),
             },
-            _ => Self::Wrong(format!("there is no command {word}; /help lists them")),
+            _ => Self::Wrong(format!("unknown command {word}; /help lists the commands")),
         }
     }
 }
@@ -129,8 +129,8 @@ mod tests {
     #[test]
     fn what_is_no_command_is_no_question_either() {
         for (line, words) in [
-            ("/foo", "no command /foo"),
-            ("/foo bar", "no command /foo"),
+            ("/foo", "unknown command /foo"),
+            ("/foo bar", "unknown command /foo"),
             ("/quit now", "takes no argument"),
             ("/read", "name of a file"),
             ("/set temperature", "a name and a value"),

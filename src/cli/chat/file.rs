@@ -37,7 +37,7 @@ pub(super) fn load(path: &Path) -> anyhow::Result<Conversation> {
     };
     let value: Value = serde_json::from_str(&read(path)?).map_err(|error| wrong(&error.to_string()))?;
     let messages = value.get("messages").unwrap_or(&value);
-    let list = messages.as_array().ok_or_else(|| wrong("there is no list of messages"))?;
+    let list = messages.as_array().ok_or_else(|| wrong("the list of messages is missing"))?;
     let text = |message: &Value, name: &str| message.get(name).and_then(Value::as_str).map(str::to_owned);
     let mut conversation = Conversation::new(None);
     for (index, message) in list.iter().enumerate() {
@@ -47,7 +47,7 @@ pub(super) fn load(path: &Path) -> anyhow::Result<Conversation> {
             (Some("user"), Some(content)) => conversation.push_user(content),
             (Some("assistant"), Some(content)) => conversation.push_assistant(content),
             _ => {
-                let what = format!("message {} is not of user or assistant, with a text", index + 1);
+                let what = format!("message {} is not a text of user or assistant", index + 1);
                 return Err(wrong(&what).into());
             }
         }
@@ -70,7 +70,7 @@ mod tests {
         assert_eq!(load(&path).unwrap(), conversation);
         for (text, words) in [
             ("[", "no conversation"),
-            ("{}", "no list of messages"),
+            ("{}", "list of messages is missing"),
             (r#"[{"role": "user"}]"#, "message 1"),
             (r#"[{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]"#, "message 2"),
         ] {
@@ -79,7 +79,7 @@ mod tests {
             assert!(error.contains(words), "{error}");
         }
         std::fs::write(&path, [0xff]).unwrap();
-        assert!(read(&path).unwrap_err().to_string().contains("no text in UTF-8"));
+        assert!(read(&path).unwrap_err().to_string().contains("not text in UTF-8"));
         assert!(read(&folder.path().join("none")).is_err());
     }
 }

@@ -24,7 +24,7 @@ impl Input {
         if !io::stdin().is_terminal() {
             return Ok(Self::Pipe(io::stdin().lines()));
         }
-        // With standard output going to a file the prompt belongs on the terminal all the same.
+        // With standard output going to a file the prompt belongs on the terminal anyway.
         let behavior = if io::stdout().is_terminal() { Behavior::Stdio } else { Behavior::PreferTerm };
         let config = Config::builder().behavior(behavior).build();
         let mut editor = Editor::with_config(config).context("cannot use the terminal")?;
@@ -57,7 +57,7 @@ impl Input {
                         return Ok(Some(entry));
                     }
                 }
-                // What was typed of it is given up.
+                // The typed part of it is dropped.
                 Line::Interrupted => entry = Lines::default(),
                 Line::End => return Ok(None),
             }

@@ -48,7 +48,7 @@ pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
 ///
 /// # Errors
 /// If the model cannot be loaded or has no chat template, or reading or writing fails. A question that
-/// cannot be answered is reported, and the chat goes on.
+/// cannot be answered is reported, and the chat continues.
 pub(crate) fn chat(
     model: &ModelArgs,
     options: &LlmOptions,
@@ -79,7 +79,7 @@ pub(crate) fn chat(
             }
             Entry::Command(Command::Quit) => break,
             Entry::Command(command) => {
-                // What cannot be done is said, and the chat goes on.
+                // Errors are printed, and the chat continues.
                 if let Err(error) = answers.obey(&command, &mut talk) {
                     print_error(&error);
                 }
@@ -213,7 +213,7 @@ impl Answers<'_> {
             Err(error) => {
                 conversation.pop();
                 let error = match error.kind() {
-                    ErrorKind::ContextLength => error.with_hint("make room with /reset"),
+                    ErrorKind::ContextLength => error.with_hint("shorten it with /reset"),
                     _ => error,
                 };
                 print_error(&error.into());
@@ -247,7 +247,7 @@ impl Answers<'_> {
                     print_error(&Error::internal(format!("the answer failed: {message}")).into());
                 }
                 FinishReason::Length => {
-                    console.note("(the answer ends here: the token limit is reached)");
+                    console.note("(the answer is cut off: the token limit is reached)");
                 }
                 FinishReason::Abort => console.note("(stopped)"),
                 FinishReason::Stop => {}
@@ -255,7 +255,7 @@ impl Answers<'_> {
             console.detail(summary.line(finished.stats.decode_time));
         }
         // Half an answer is still what the model said; a question without any answer is taken back, because
-        // templates want the roles to alternate. What was reasoned is not repeated: models are trained without it.
+        // templates want the roles to alternate. Reasoning is not repeated: models are trained without it.
         match content {
             content if content.is_empty() => {
                 conversation.pop();

@@ -1,4 +1,4 @@
-//! Settings of a chat that can be changed while it goes on, under the names that the interfaces have for them.
+//! Settings of a chat that can be changed during it, under the names that the interfaces have for them.
 
 use std::str::FromStr;
 
@@ -23,8 +23,8 @@ pub(super) fn set(params: &mut SamplingParams, name: &str, value: &str) -> tinyv
         "max_tokens" | "num_predict" => changed.max_tokens = optional(name, value)?,
         "stop" => changed.stop.push(value.to_owned()),
         _ => {
-            return Err(Error::invalid_request(format!("there is no setting {name}"))
-                .with_hint("/show lists those that there are"));
+            return Err(Error::invalid_request(format!("unknown setting {name}"))
+                .with_hint("/show lists all settings"));
         }
     }
     // Which tokens there are matters for none of these.
@@ -92,7 +92,7 @@ mod tests {
             ("temperature", "hot", "temperature cannot be hot"),
             ("temperature", "9", "temperature"),
             ("top_k", "-3", "top_k cannot be -3"),
-            ("warmth", "1", "no setting warmth"),
+            ("warmth", "1", "unknown setting warmth"),
         ] {
             let error = set(&mut params, name, value).unwrap_err().to_string();
             assert!(error.contains(words), "{error}");

@@ -1,10 +1,10 @@
-//! Opens the chat page in the browser of the user who starts the server.
+//! Opens the chat page in the browser of the user that starts the server.
 
 use std::process::{Command, Stdio};
 
 use super::super::console::Console;
 
-/// Opens a page in the user's browser. If that cannot be, they are told.
+/// Opens a page in the user's browser. A failure is a notice.
 pub(super) fn open(url: &str, console: Console) {
     let (program, args): (&str, &[&str]) = match std::env::consts::OS {
         "macos" => ("open", &[]),

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
 use clap::ValueEnum;
-use tinyvllm::server::{AccessLog, AccessRecord};
+use tinyvllm_server::{AccessLog, AccessRecord};
 
 use super::super::console::Console;
 
@@ -13,7 +13,7 @@ use super::super::console::Console;
 const MAX_WAITING_LINES: usize = 4_096;
 /// Time for the last lines to be written.
 const FLUSH_TIME: Duration = Duration::from_secs(1);
-/// What probes and `top` ask every second. If all is well there, nobody wants to read it.
+/// What probes and `top` ask every second. Lines about their success would be noise.
 const POLLED: [&str; 2] = ["/health", "/metrics"];
 
 /// Form of log lines.
@@ -25,18 +25,18 @@ pub(super) enum LogFormat {
     Json,
 }
 
-/// What the thread that writes the log is told.
+/// Commands for the thread that writes the log.
 enum LogCommand {
     Write(String),
     /// Everything before this has been written when the sender is dropped.
     Flush(SyncSender<()>),
 }
 
-/// A log that hands its lines to a thread, so that nobody waits for standard error.
+/// A log that hands its lines to a thread, so that no request waits for standard error.
 pub(super) struct LineLog {
     format: LogFormat,
     /// Also what programs ask every second.
-    tells_polls: bool,
+    logs_polls: bool,
     /// None if nothing is to be logged.
     commands: Option<SyncSender<LogCommand>>,
 }
@@ -45,7 +45,7 @@ impl AccessLog for LineLog {
     fn record(&self, record: AccessRecord) {
         let Some(commands) = &self.commands else { return };
         let is_poll = record.status == 200 && POLLED.contains(&record.path.as_str());
-        if is_poll && !self.tells_polls {
+        if is_poll && !self.logs_polls {
             return;
         }
         let line = match self.format {
@@ -53,7 +53,7 @@ impl AccessLog for LineLog {
             // The record has string keys and no failing parts.
             LogFormat::Json => serde_json::to_string(&record).unwrap_or_default(),
         };
-        // A log that nobody reads must not stop the server.
+        // A log that is not read must not stop the server.
         let _ = commands.try_send(LogCommand::Write(line));
     }
 
@@ -68,18 +68,18 @@ impl AccessLog for LineLog {
 }
 
 impl LineLog {
-    /// A log in this form; nothing is written if it is not wanted.
+    /// A log in this format; nothing is written if it is off.
     pub(super) fn start(format: LogFormat, is_wanted: bool, console: Console) -> anyhow::Result<Self> {
-        let tells_polls = console.is_verbose();
+        let logs_polls = console.is_verbose();
         if !is_wanted || console.is_quiet() {
-            return Ok(Self { format, tells_polls, commands: None });
+            return Ok(Self { format, logs_polls, commands: None });
         }
         let (commands, receiver) = sync_channel(MAX_WAITING_LINES);
         std::thread::Builder::new().name("tinyvllm-log".to_owned()).spawn(move || write_lines(&receiver))?;
-        Ok(Self { format, tells_polls, commands: Some(commands) })
+        Ok(Self { format, logs_polls, commands: Some(commands) })
     }
 
-    /// Waits until everything is written, or nobody seems to read it.
+    /// Waits until everything is written, or for a limited time if it is not read.
     pub(super) fn flush(&self) {
         let (done, written) = sync_channel(1);
         let command = LogCommand::Flush(done);
@@ -93,7 +93,7 @@ impl LineLog {
 fn write_lines(commands: &Receiver<LogCommand>) {
     for command in commands {
         match command {
-            // Whoever closed standard error does not want to hear that it is closed.
+            // A user that closed standard error needs no error about it.
             LogCommand::Write(line) => drop(writeln!(io::stderr().lock(), "{line}")),
             LogCommand::Flush(done) => drop(done),
         }
@@ -114,7 +114,7 @@ fn text_line(record: &AccessRecord) -> String {
 
 #[cfg(test)]
 mod tests {
-    use tinyvllm::server::TokenCounts;
+    use tinyvllm_server::TokenCounts;
 
     use super::*;
 
@@ -133,8 +133,8 @@ mod tests {
         assert_eq!(text_line(&record), "200 GET /health · 0.2 ms · abc");
         record.tokens = Some(TokenCounts { prompt_tokens: 5, cached_tokens: 2, completion_tokens: 7 });
         assert!(text_line(&record).contains("prompt 5 (2 cached) · output 7"));
-        record.cut = Some("the client left".to_owned());
-        assert!(text_line(&record).contains(" · cut: the client left · abc"));
+        record.cut = Some("the client disconnected".to_owned());
+        assert!(text_line(&record).contains(" · cut: the client disconnected · abc"));
         let json: serde_json::Value = serde_json::to_value(&record).unwrap();
         assert_eq!((json["status"].as_u64(), json["completion_tokens"].as_u64()), (Some(200), Some(7)));
     }

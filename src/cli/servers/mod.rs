@@ -1,6 +1,6 @@
 //! The servers of this user on this machine: a file for each, which `ps` and `stop` read.
 //!
-//! A server holds a lock beside its file as long as it lives. So a file without such a lock was left by a server that was
+//! A server holds a lock next to its file as long as it lives. So a file without such a lock was left by a server that was
 //! killed, whatever process has its number now.
 
 mod process;
@@ -14,14 +14,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use tinyvllm::llm::cache_folder;
 
-pub(crate) use process::{memory_bytes, tell_to_stop};
+pub(crate) use process::{memory_bytes, send_stop};
 
 /// A server that runs, as it says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
     /// Number of its process.
     pub(crate) pid: u32,
-    /// When that process began, in the system's own unit, where the system tells.
+    /// When that process began, in the system's own unit, where the system reports it.
     started: Option<u64>,
     /// Where it listens.
     pub(crate) address: SocketAddr,
@@ -106,8 +106,8 @@ pub(crate) fn running() -> Vec<Record> {
     records
 }
 
-/// Where entries may be: in the folder of this session, which nobody else reads and which goes when it ends, or in the
-/// user's cache. A server may have been started with other variables, so both are looked at.
+/// Where entries may be: in the folder of this session, which is private and is removed when the session ends, or in the
+/// user's cache. A server may have been started with other variables, so both are read.
 fn folders() -> Vec<PathBuf> {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
     let runtime = runtime.map(|folder| PathBuf::from(folder).join("tinyvllm"));
@@ -125,7 +125,7 @@ fn enter_in(folder: &Path, record: &Record) -> io::Result<Entry> {
     let lock = private().truncate(true).open(&lock_path)?;
     lock.try_lock().map_err(io::Error::from)?;
     let entry = Entry { path: path.clone(), lock_path, _lock: lock };
-    // Whoever reads it finds the lock and all of it.
+    // A reader finds the lock and all of it.
     let temporary = path.with_extension("tmp");
     serde_json::to_writer(private().truncate(true).open(&temporary)?, record)?;
     fs::rename(&temporary, &path)?;

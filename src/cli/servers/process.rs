@@ -1,12 +1,12 @@
-//! What the system knows of a process, and how it is told to end.
+//! What the system knows of a process, and how it is stopped.
 
 use tinyvllm::Error;
 
-/// When the process began, in a unit of the system. On Linux only, where it tells two processes of one number apart.
+/// When the process began, in a unit of the system. On Linux only, where it distinguishes two processes with one id.
 #[cfg(target_os = "linux")]
 pub(super) fn started(pid: u32) -> Option<u64> {
     let line = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name may have spaces and parentheses; behind it comes the third field.
+    // The name may have spaces and parentheses; after it comes the third field.
     let (_, rest) = line.rsplit_once(')')?;
     rest.split_whitespace().nth(22 - 3)?.parse().ok()
 }
@@ -37,7 +37,7 @@ pub(crate) fn memory_bytes(pid: u32) -> Option<u64> {
 /// # Errors
 /// If it is not there any more, or the system has no such signal.
 #[cfg(unix)]
-pub(crate) fn tell_to_stop(pid: u32) -> tinyvllm::Result<()> {
+pub(crate) fn send_stop(pid: u32) -> tinyvllm::Result<()> {
     use nix::sys::signal::{Signal, kill};
     let failed = |source: std::io::Error| Error::io(format_args!("cannot stop process {pid}"), source);
     let number = i32::try_from(pid).map_err(|_| Error::internal(format!("{pid} is no process")))?;
@@ -45,8 +45,8 @@ pub(crate) fn tell_to_stop(pid: u32) -> tinyvllm::Result<()> {
 }
 
 #[cfg(not(unix))]
-pub(crate) fn tell_to_stop(pid: u32) -> tinyvllm::Result<()> {
-    Err(Error::unsupported("this system has no signal that asks a program to stop").with_hint(format!(
+pub(crate) fn send_stop(pid: u32) -> tinyvllm::Result<()> {
+    Err(Error::unsupported("this system has no signal that stops a program").with_hint(format!(
         "press Ctrl-C in the server's window, or end it at once with `taskkill /F /PID {pid}`"
     )))
 }
@@ -62,6 +62,6 @@ mod tests {
         assert!(memory_bytes(pid).unwrap() > 1 << 20);
         assert_eq!(started(pid), started(pid));
         assert_eq!(started(pid).is_some(), cfg!(target_os = "linux"));
-        assert!(tell_to_stop(u32::MAX).is_err());
+        assert!(send_stop(u32::MAX).is_err());
     }
 }

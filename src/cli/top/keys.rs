@@ -7,7 +7,7 @@ use std::io::Read;
 
 use tokio::sync::mpsc;
 
-use crate::cli::keyboard::Mode;
+use crate::keyboard::Mode;
 
 /// The keyboard.
 #[derive(Debug)]

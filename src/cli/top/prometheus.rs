@@ -1,7 +1,7 @@
 //! The text format of Prometheus: names, labels and values.
 //!
 //! Takes pages of OpenMetrics too: timestamps and exemplars are passed over. A line that is none of the format
-//! is left out, so that one strange metric does not hide the others.
+//! is skipped, so that one strange metric does not hide the others.
 
 use std::collections::BTreeMap;
 

@@ -27,8 +27,8 @@ pub(super) struct Readings {
     /// Share of the tokens that it lacked and that were looked up in files or elsewhere; none if none were.
     pub(super) external_hit_rate: Option<f64>,
     /// Where that is, as far as this program's servers say it.
-    pub(super) external_place: &'static str,
-    /// Share of the drafted tokens of the interval that came; none if none were tried.
+    pub(super) external_tier: &'static str,
+    /// Fraction of the interval's drafted tokens that were accepted; none if none were drafted.
     pub(super) draft_acceptance_rate: Option<f64>,
     /// Requests that finished, a second, by reason.
     pub(super) finished: BTreeMap<String, f64>,
@@ -81,7 +81,7 @@ impl Readings {
             preemptions: rate(&["vllm:num_preemptions"]),
             prefix_cache_hit_rate: hit_rate(),
             external_hit_rate: external_hit_rate(),
-            external_place: match (has("tinyvllm_kv_offload_blocks"), has("tinyvllm_prefix_store_packs")) {
+            external_tier: match (has("tinyvllm_kv_offload_blocks"), has("tinyvllm_prefix_store_packs")) {
                 (true, true) => "cpu or disk",
                 (true, false) => "from cpu",
                 (false, _) => "from disk",
@@ -131,7 +131,7 @@ impl Readings {
 
 impl Latency {
     fn of(histogram: Option<&Histogram>) -> Self {
-        let quantile = |share| histogram.and_then(|histogram| histogram.quantile(share));
+        let quantile = |fraction| histogram.and_then(|histogram| histogram.quantile(fraction));
         Self { median: quantile(0.5), p95: quantile(0.95) }
     }
 }

@@ -143,12 +143,12 @@ impl Histogram {
 
     /// The value that this share of the observations does not exceed, as Prometheus's `histogram_quantile` finds
     /// it: evenly spread within a bucket, the first of which begins at 0. None without observations.
-    pub(super) fn quantile(&self, share: f64) -> Option<Quantile> {
+    pub(super) fn quantile(&self, fraction: f64) -> Option<Quantile> {
         let count = self.count();
         if count <= 0.0 {
             return None;
         }
-        let rank = count * share.clamp(0.0, 1.0);
+        let rank = count * fraction.clamp(0.0, 1.0);
         // Counts of series that are reset in between need not ascend.
         let index = self.buckets.iter().position(|(_, at_most)| *at_most >= rank && *at_most > 0.0)?;
         let (upper, at_most) = self.buckets[index];
@@ -159,8 +159,8 @@ impl Histogram {
         if upper.is_infinite() {
             return Some(Quantile::Above(if lower.is_finite() { lower } else { 0.0 }));
         }
-        let share = if at_most > below { (rank - below) / (at_most - below) } else { 1.0 };
-        Some(Quantile::About(lower + (upper - lower) * share.clamp(0.0, 1.0)))
+        let fraction = if at_most > below { (rank - below) / (at_most - below) } else { 1.0 };
+        Some(Quantile::About(lower + (upper - lower) * fraction.clamp(0.0, 1.0)))
     }
 }
 
@@ -220,8 +220,8 @@ mod tests {
     #[test]
     fn quantiles() {
         let histogram = |buckets: &[(f64, f64)]| Histogram { buckets: buckets.to_vec() };
-        let check = |buckets: &[(f64, f64)], share: f64, wanted: Option<Quantile>| {
-            assert_eq!(histogram(buckets).quantile(share), wanted, "{buckets:?} {share}");
+        let check = |buckets: &[(f64, f64)], fraction: f64, wanted: Option<Quantile>| {
+            assert_eq!(histogram(buckets).quantile(fraction), wanted, "{buckets:?} {fraction}");
         };
         let infinity = f64::INFINITY;
         check(&[(1.0, 4.0), (infinity, 4.0)], 0.5, Some(Quantile::About(0.5)));
@@ -238,14 +238,14 @@ mod tests {
         #[test]
         fn a_quantile_is_in_the_right_bucket(
             mut values in prop::collection::vec(0.01_f64..12.0, 1..50),
-            share in 0.01_f64..1.0,
+            fraction in 0.01_f64..1.0,
         ) {
             let bounds = [1.0, 2.0, 5.0, 10.0, f64::INFINITY];
             let at_most = |bound: f64| values.iter().filter(|value| **value <= bound).count() as f64;
             let histogram = Histogram { buckets: bounds.iter().map(|bound| (*bound, at_most(*bound))).collect() };
-            let quantile = histogram.quantile(share).unwrap();
+            let quantile = histogram.quantile(fraction).unwrap();
             values.sort_by(f64::total_cmp);
-            let rank = (values.len() as f64 * share).ceil() as usize;
+            let rank = (values.len() as f64 * fraction).ceil() as usize;
             let value = values[rank.clamp(1, values.len()) - 1];
             let upper = bounds.iter().copied().find(|bound| value <= *bound).unwrap();
             let lower = bounds.iter().copied().rev().find(|bound| *bound < value).unwrap_or(0.0);

@@ -1,8 +1,8 @@
-//! A terminal that is drawn over in place.
+//! A terminal whose screen is redrawn.
 //!
 //! Everything goes to the alternate screen, so what the terminal had before is there again afterwards, however the
 //! program ends. A frame is one write between the marks that terminals know for it, and each line is cleared only
-//! behind its text: nothing flickers.
+//! after its text: nothing flickers.
 
 use std::io::{self, Write};
 

@@ -6,13 +6,13 @@ use std::collections::VecDeque;
 
 use super::readings::{Latency, Readings};
 use super::snapshot::Quantile;
-use crate::cli::console::{Style, styled};
+use crate::console::{Style, styled};
 
 /// Intervals that are remembered: more than any terminal has columns.
 const MAX_HISTORY: usize = 500;
-/// Columns of a bar, where there is room.
+/// Columns of a bar, where the terminal is wide enough.
 const BAR_WIDTH: usize = 24;
-/// Columns in which everything has room.
+/// Columns in which everything fits.
 const WIDE: usize = 68;
 /// Columns of the names.
 const NAME_WIDTH: usize = 14;
@@ -79,7 +79,7 @@ impl Screen<'_> {
             None => vec![(Some(Style::Dim), format!("last {:.1} s", readings.interval.as_secs_f64()))],
         });
         lines.push(Vec::new());
-        // On a narrow terminal, columns are given up before words.
+        // On a narrow terminal, columns are dropped before words.
         let (gap, number_width) = if width < WIDE { (" ", 3) } else { ("  ", 6) };
         lines.push(vec![
             name("requests"),
@@ -96,27 +96,27 @@ impl Screen<'_> {
         let bar_width = width.saturating_sub(NAME_WIDTH + 9 + 2 + blocks.chars().count()).min(BAR_WIDTH);
         lines.push(vec![
             name("KV cache"),
-            strong(format!("{:>9}", or_dash(usage, show_share))),
+            strong(format!("{:>9}", or_dash(usage, show_fraction))),
             plain(format!("  {}", bar(usage.unwrap_or(0.0), bar_width))),
             plain(blocks),
         ]);
         lines.push(vec![
             name("prefix cache"),
-            strong(format!("{:>9}", or_dash(readings.prefix_cache_hit_rate, show_share))),
+            strong(format!("{:>9}", or_dash(readings.prefix_cache_hit_rate, show_fraction))),
             plain(" of the prompt tokens".to_owned()),
         ]);
         if readings.external_hit_rate.is_some() {
             lines.push(vec![
-                name(readings.external_place),
-                strong(format!("{:>9}", or_dash(readings.external_hit_rate, show_share))),
+                name(readings.external_tier),
+                strong(format!("{:>9}", or_dash(readings.external_hit_rate, show_fraction))),
                 plain(" of what it lacked".to_owned()),
             ]);
         }
         if readings.draft_acceptance_rate.is_some() {
             lines.push(vec![
                 name("drafts"),
-                strong(format!("{:>9}", or_dash(readings.draft_acceptance_rate, show_share))),
-                plain(" of the drafted tokens came".to_owned()),
+                strong(format!("{:>9}", or_dash(readings.draft_acceptance_rate, show_fraction))),
+                plain(" of the drafted tokens accepted".to_owned()),
             ]);
         }
         let chart_width = width.saturating_sub(NAME_WIDTH + 9 + 10).min(MAX_HISTORY);
@@ -161,10 +161,10 @@ pub(super) fn one_line(readings: &Readings) -> String {
          ttft {} · itl {} · e2e {}",
         or_dash(readings.num_running, show_count),
         or_dash(readings.num_waiting, show_count),
-        or_dash(readings.kv_cache_usage, show_share),
+        or_dash(readings.kv_cache_usage, show_fraction),
         or_dash(readings.prompt_throughput, show_rate),
         or_dash(readings.generation_throughput, show_rate),
-        or_dash(readings.prefix_cache_hit_rate, show_share),
+        or_dash(readings.prefix_cache_hit_rate, show_fraction),
         show_rate(finished),
         latency(readings.ttft),
         latency(readings.itl),
@@ -204,7 +204,7 @@ fn show_rate(value: f64) -> String {
     }
 }
 
-fn show_share(value: f64) -> String {
+fn show_fraction(value: f64) -> String {
     format!("{:.1} %", value * 100.0)
 }
 

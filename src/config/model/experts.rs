@@ -1,7 +1,7 @@
 //! Experts in the files of either format: which layers have them, and how a router chooses and weighs them.
 //!
 //! The order is: probabilities, the bias to select by, the limit to some groups, the best experts, their
-//! probabilities without the bias, division by their sum, the factor. What a file wants otherwise is refused.
+//! probabilities without the bias, division by their sum, the factor. Other values in a file are refused.
 
 use super::gguf::Keys;
 use super::json::Json;
@@ -9,7 +9,7 @@ use super::{ExpertsConfig, MAX_LAYERS, MAX_SIZE, Scoring, in_range};
 use crate::config::architecture::{Architecture, RouterDefaults};
 use crate::{Error, Result};
 
-/// Most experts of a layer; the largest models have half as many.
+/// Maximum experts of a layer; the largest models have half as many.
 const MAX_EXPERTS: usize = 1024;
 
 /// The names that Hugging Face folders have for the number of experts.
@@ -24,7 +24,7 @@ fn has_selection_bias(layer: usize, has_tensor: impl Fn(&str) -> bool) -> bool {
 }
 
 impl ExpertsConfig {
-    /// How many experts what every token goes through could be taken for; none, if it is not as wide as some.
+    /// The number of experts that the shared network's width equals; none, if it is not a multiple.
     #[must_use]
     pub fn num_shared_experts(&self) -> usize {
         match self.shared_intermediate_size {
@@ -67,7 +67,7 @@ impl ExpertsConfig {
             None if num_groups == 1 => 1,
             None => return Err(keys.missing("expert_group_used_count")),
         };
-        // Mixtral's experts are as wide as its file says of a network without experts.
+        // The width of Mixtral's experts is the key of a network without experts.
         let width = keys.usize("expert_feed_forward_length")?.unwrap_or(intermediate_size);
         let num_shared = keys.usize("expert_shared_count")?.unwrap_or(0);
         let shared_width = match keys.usize("expert_shared_feed_forward_length")? {
@@ -88,7 +88,7 @@ impl ExpertsConfig {
             num_groups,
             num_groups_per_tok,
             normalize: keys.bool("expert_weights_norm")?.unwrap_or(router.gguf_normalize),
-            // 0 stands for no factor.
+            // 0 means no factor.
             scale: keys.f64("expert_weights_scale")?.filter(|scale| *scale != 0.0).unwrap_or(1.0) as f32,
         }))
     }
@@ -122,7 +122,7 @@ impl ExpertsConfig {
         refuse_other_layers(file)?;
         let num_dense_layers = match hf_dense_layers(file, num_layers)? {
             Some(count) => count,
-            // Where no key says, the routers do.
+            // The routers' default without a key.
             None => (0..num_layers.min(MAX_LAYERS))
                 .find(|layer| has_router(*layer, &has_tensor))
                 .ok_or_else(|| Error::invalid_model("first_k_dense_replace and all routers are missing"))?,
@@ -191,7 +191,7 @@ impl ExpertsConfig {
         }
         if !(self.scale > 0.0 && self.scale.is_finite()) {
             return Err(Error::invalid_model(format!(
-                "the factor on the weights of experts is {}, but has to be positive",
+                "the factor on the weights of experts is {}, but must be positive",
                 self.scale
             )));
         }
@@ -222,7 +222,7 @@ impl HfChoice {
             Some("sigmoid") => Scoring::Sigmoid,
             Some(other) => {
                 return Err(Error::unsupported(format!("scoring_func = {other:?} is not supported"))
-                    .with_hint("softmax and sigmoid can be computed"));
+                    .with_hint("supported are softmax and sigmoid"));
             }
         };
         let num_groups = file.usize("n_group")?.unwrap_or(1).max(1);
@@ -235,7 +235,7 @@ impl HfChoice {
             Some("noaux_tc") => (true, true),
             Some(other) => {
                 return Err(Error::unsupported(format!("topk_method = {other:?} is not supported"))
-                    .with_hint("greedy, group_limited_greedy and noaux_tc can be computed"));
+                    .with_hint("supported are greedy, group_limited_greedy and noaux_tc"));
             }
         };
         let (num_groups, num_groups_per_tok) =
@@ -252,7 +252,7 @@ impl HfChoice {
             return Err(Error::unsupported(format!(
                 "topk_method = {method:?} with groups and the probabilities of a {scoring:?} is not supported"
             ))
-            .with_hint(format!("groups are compared as by {expected:?} there")));
+            .with_hint(format!("there, groups are compared as with {expected:?}")));
         }
         let normalize = file.bool("norm_topk_prob")?.unwrap_or(router.hf_normalize);
         let scale = file.f64("routed_scaling_factor")?.unwrap_or(architecture.hf_defaults.experts.scale);
@@ -263,7 +263,7 @@ impl HfChoice {
                 "norm_topk_prob = true with routed_scaling_factor = {scale} and a softmax is not supported"
             ))
             .with_hint(
-                "implementations differ; take the one that the model was trained without out of config.json",
+                "implementations differ; remove the one that the model was trained without from config.json",
             ));
         }
         Ok(Self { scoring, has_selection_bias, num_groups, num_groups_per_tok, normalize, scale })
@@ -277,15 +277,15 @@ fn refuse_other_layers(file: Json<'_>) -> Result<()> {
             && step != 1
         {
             return Err(Error::unsupported(format!("{key} = {step} is not supported"))
-                .with_hint("models with experts in all layers but the first ones can be run"));
+                .with_hint("supported are models with experts in all layers after the first ones"));
         }
     }
-    // The gated expert beside the others of Qwen2-MoE.
+    // The gated expert alongside the others of Qwen2-MoE.
     if let Some(width) = file.usize("shared_expert_intermediate_size")?.filter(|width| *width > 0) {
         return Err(Error::unsupported(format!(
             "shared_expert_intermediate_size = {width} is not supported"
         ))
-        .with_hint("a model without that network runs if the key is taken out of config.json"));
+        .with_hint("a model without that network runs if the key is removed from config.json"));
     }
     Ok(())
 }
@@ -300,7 +300,7 @@ fn listed_dense_layers(file: Json<'_>) -> Result<Option<usize>> {
             "{} layers without experts (mlp_only_layers) that are not the first ones are not supported",
             listed.len()
         ))
-        .with_hint("models with experts in all layers but the first ones can be run"));
+        .with_hint("supported are models with experts in all layers after the first ones"));
     }
     Ok(Some(num_first))
 }
@@ -321,9 +321,9 @@ fn hf_dense_layers(file: Json<'_>, num_layers: usize) -> Result<Option<usize>> {
     let num_dense = kinds.iter().take_while(|kind| kind.as_str() == Some("dense")).count();
     if let Some(other) = kinds[num_dense..].iter().find(|kind| kind.as_str() != Some("sparse")) {
         return Err(Error::unsupported(format!(
-            "mlp_layer_types has {other} behind {num_dense} dense layers, which is not supported"
+            "mlp_layer_types has {other} after {num_dense} dense layers, which is not supported"
         ))
-        .with_hint("models with experts in all layers but the first ones can be run"));
+        .with_hint("supported are models with experts in all layers after the first ones"));
     }
     match count {
         Some(count) if count != num_dense => Err(Error::invalid_model(format!(

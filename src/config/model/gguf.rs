@@ -9,7 +9,7 @@ use crate::config::architecture::Architecture;
 use crate::weights::gguf::{Metadata, Value};
 use crate::{Error, Result};
 
-/// Keys (after the architecture's name) that change the computation, with the value that leaves it as it is.
+/// Keys (after the architecture's name) that change the computation, with their neutral value.
 const NEUTRAL: [(&str, f64); 6] = [
     ("attn_logit_softcapping", 0.0),
     ("final_logit_softcapping", 0.0),
@@ -22,7 +22,7 @@ const NEUTRAL: [(&str, f64); 6] = [
 /// Divisors of frequencies for short and for long sequences.
 const LONG_DIVISORS: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
 
-/// Keys of an architecture with experts, and of one with latent attention, that nothing else may have.
+/// Keys of an architecture with experts, and of one with latent attention, that no other may have.
 const EXPERT_COUNT: &str = "expert_count";
 const SLIDING_WINDOW: &str = "attention.sliding_window";
 const KV_LORA_RANK: &str = "attention.kv_lora_rank";
@@ -57,7 +57,7 @@ impl ModelConfig {
         let hidden_size = keys.required("embedding_length")?;
         let num_heads = keys.required("attention.head_count")?;
         let num_layers = num_layers(&keys)?;
-        // Lists are made of so many.
+        // Lists have this length.
         in_range(&keys.name("block_count"), num_layers, MAX_LAYERS)?;
         let intermediate_size = keys.required("feed_forward_length")?;
         let eps = keys
@@ -126,7 +126,7 @@ impl ModelConfig {
             tie_word_embeddings: !has_tensor("output.weight"),
             embedding_scale: multipliers.embedding_scale(architecture, hidden_size),
             logits_scale: multipliers.logits_scale(),
-            // It is part of the weights.
+            // It is included in the weights.
             norm_offset: 0.0,
             attention_scale: multipliers.attention_scale(attention_scale(
                 architecture,
@@ -193,26 +193,26 @@ fn windows(keys: &Keys<'_>, architecture: &Architecture, num_layers: usize) -> R
     Ok(has_window.into_iter().map(|has_window| window.filter(|_| has_window)).collect())
 }
 
-/// The rotation of layers with a window, if the architecture has one of its own.
+/// The rotation of layers with a window, if the architecture has a separate one.
 fn local_rope(
     keys: &Keys<'_>,
     architecture: &Architecture,
     usual: &RopeConfig,
 ) -> Result<Option<RopeConfig>> {
     let Some(base) = architecture.local_base else { return Ok(None) };
-    let theta = keys.f64("rope.freq_base_swa")?.unwrap_or(base.beside(usual.theta));
+    let theta = keys.f64("rope.freq_base_swa")?.unwrap_or(base.or_usual(usual.theta));
     Ok(Some(RopeConfig { theta, scaling: RopeScaling::None, ..usual.clone() }))
 }
 
-/// What attention scores are multiplied by, which files do not say. The largest Gemma 3 has the root of its width by its
-/// heads, and is known by its layers, as llama.cpp knows it.
+/// The factor of attention scores, which files do not have. The largest Gemma 3 uses the root of its width by its
+/// heads, and is identified by its number of layers, as in llama.cpp.
 fn attention_scale(architecture: &Architecture, num_layers: usize, width: usize, head_dim: usize) -> f64 {
     const LARGEST_GEMMA3: usize = 62;
     let is_largest = architecture.scaled_embeddings && num_layers == LARGEST_GEMMA3;
     1.0 / (if is_largest { width } else { head_dim } as f64).sqrt()
 }
 
-/// Layers, without the blocks behind them that predict further tokens and that nothing here uses.
+/// Layers, without the blocks after them that predict further tokens and that are not used.
 fn num_layers(keys: &Keys<'_>) -> Result<usize> {
     let num_blocks = keys.required("block_count")?;
     let num_predicting = keys.usize("nextn_predict_layers")?.unwrap_or(0);
@@ -224,7 +224,7 @@ fn num_layers(keys: &Keys<'_>) -> Result<usize> {
     })
 }
 
-/// Values of a head, where keys and values have as many.
+/// Values of a head, if keys and values have the same number.
 fn head_dim(keys: &Keys<'_>, hidden_size: usize, num_heads: usize) -> Result<usize> {
     let head_dim = match keys.usize("attention.key_length")? {
         Some(head_dim) => head_dim,
@@ -235,7 +235,7 @@ fn head_dim(keys: &Keys<'_>, hidden_size: usize, num_heads: usize) -> Result<usi
             "{} is {value_dim}, but keys have {head_dim} values",
             keys.name("attention.value_length")
         ))
-        .with_hint("models whose keys and values are as wide as each other can be run")),
+        .with_hint("supported are models whose keys and values have the same width")),
         _ => Ok(head_dim),
     }
 }
@@ -264,9 +264,9 @@ impl Keys<'_> {
             Some(read) => Ok(Some(read)),
             None if matches!(value, Value::Integers(_)) => {
                 Err(Error::unsupported(format!("{key} differs between layers, which is not supported"))
-                    .with_hint("models whose layers are alike can be run"))
+                    .with_hint("supported are models whose layers are alike"))
             }
-            None => Err(Error::invalid_model(format!("{key} is {value:?}, not {kind}"))),
+            None => Err(Error::invalid_model(format!("{key} is {}, expected {kind}", value.describe()))),
         }
     }
 
@@ -292,7 +292,7 @@ impl Keys<'_> {
 
     pub(super) fn unsupported(&self, key: &str, value: &dyn std::fmt::Display) -> Error {
         Error::unsupported(format!("{} = {value} is not supported", self.name(key)))
-            .with_hint("a model that was trained without it runs if the key is taken out of the file")
+            .with_hint("a model that was trained without it runs if the key is removed from the file")
     }
 }
 
@@ -329,7 +329,7 @@ fn rope_scaling(
         return Ok(scaling);
     }
     match scaling {
-        // Which of the two count is not known.
+        // It is unknown which of the two applies.
         RopeScaling::Long { .. } => Err(Error::unsupported(format!(
             "the file has rope_freqs.weight, and {} is \"longrope\", which has divisors of its own",
             keys.name("rope.scaling.type")
@@ -390,7 +390,7 @@ fn yarn(
         }
         1.0
     } else {
-        // What the scores would be multiplied by is taken off the factor on sine and cosine.
+        // The factor of scores is divided out of the factor of sine and cosine.
         let multiplier = keys.f64("rope.scaling.yarn_log_multiplier")?.unwrap_or(0.0);
         let of = |weight: f64| if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 };
         own_factor * if is_whole { 1.0 } else { of(1.0) / of(multiplier) }

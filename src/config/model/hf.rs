@@ -1,8 +1,8 @@
 //! `config.json` and `generation_config.json` of a Hugging Face folder.
 //!
-//! Both the spelling of transformers 5 (`dtype`, `rope_parameters`) and the one before it are read, and what is missing
-//! is as in the architecture's class there. A key that changes what the model computes and that nothing here implements
-//! is refused, not skipped; one that means nothing for this model is named in a notice.
+//! Reads both the spelling of transformers 5 (`dtype`, `rope_parameters`) and the older one; missing keys have the
+//! defaults of the architecture's class there. An unsupported key that changes the computation is refused, not skipped;
+//! a notice names keys that have no effect for this model.
 
 use serde_json::Value;
 
@@ -16,7 +16,7 @@ use crate::config::Activation;
 use crate::config::architecture::{Architecture, QkNorm};
 use crate::{Error, Result};
 
-/// Keys that change the computation, with the value that leaves it as it is.
+/// Keys that change the computation, with their neutral value.
 const NEUTRAL_NUMBERS: [(&str, f64); 9] = [
     ("attn_logit_softcapping", 0.0),
     ("final_logit_softcapping", 0.0),
@@ -29,14 +29,13 @@ const NEUTRAL_NUMBERS: [(&str, f64); 9] = [
     ("index_topk", 0.0),
 ];
 
-/// Switches for tensors that nothing here computes with, and the tensor of the first layer that is there if they are
-/// on.
+/// Switches for tensors that are not supported, and the tensor of the first layer that exists if they are on.
 const SWITCHED_TENSORS: [(&str, &str); 2] =
     [("attention_output_bias", "blk.0.attn_output.bias"), ("use_qk_norm", "blk.0.attn_q_norm.weight")];
 
 impl ModelConfig {
-    /// Reads `config.json`, and `generation_config.json` if there is one, whose special tokens win.
-    /// `has_tensor` says which tensors (by canonical name) the checkpoint has.
+    /// Reads `config.json`, and `generation_config.json` if there is one, whose special tokens take precedence.
+    /// `has_tensor` returns whether the checkpoint has a tensor (by canonical name).
     ///
     /// # Errors
     /// [`crate::ErrorKind::Unsupported`] if the model is or needs something that cannot be run,
@@ -63,13 +62,13 @@ impl ModelConfig {
         let mut notices = Vec::new();
         refuse_unsupported(file, architecture, &has_tensor, &mut notices)?;
         if file.present("vision_config").is_some() {
-            notices.push("what the model has for pictures is left out: it is run with text alone".to_owned());
+            notices.push("the model's vision part is not loaded: it runs with text only".to_owned());
         }
 
         let hidden_size = file.required_usize("hidden_size")?;
         let num_heads = file.usize_or("num_attention_heads", defaults.num_heads)?;
         let num_layers = file.required_usize("num_hidden_layers")?;
-        // Lists are made of so many.
+        // Lists have this length.
         in_range("num_hidden_layers", num_layers, MAX_LAYERS)?;
         let intermediate_size = file.required_usize(defaults.intermediate_key)?;
         let max_position_embeddings =
@@ -93,7 +92,7 @@ impl ModelConfig {
         };
         let (num_kv_heads, head_dim, (rope, window), latent_attention) =
             if architecture.has_latent_attention() {
-                // Here `head_dim` is the rotated part alone, and `num_key_value_heads` says nothing.
+                // Here `head_dim` is the rotated width alone, and `num_key_value_heads` is ignored.
                 let rope_dim = file.usize_or("qk_rope_head_dim", Some(64))?;
                 let (rope, window) = rope(rope_dim)?;
                 let latent = LatentAttentionConfig::from_hf(
@@ -112,7 +111,7 @@ impl ModelConfig {
                     }
                     None => hidden_size.checked_div(num_heads).unwrap_or(0),
                 };
-                // `null` is as many as query heads, whatever the class has for a missing key.
+                // `null` is the number of query heads, for every default of the class.
                 let default = defaults.num_kv_heads.filter(|_| file.is_missing("num_key_value_heads"));
                 let num_kv_heads = file.usize_or("num_key_value_heads", default.or(Some(num_heads)))?;
                 (num_kv_heads, head_dim, rope(head_dim)?, None)
@@ -209,7 +208,7 @@ fn architecture(file: Json<'_>) -> Result<&'static Architecture> {
     match (unknown, file.str("model_type")?) {
         (Some(error), _) => Err(error),
         (None, Some(model_type)) => Architecture::from_model_type(model_type),
-        (None, None) => Err(Error::invalid_model("there are neither \"architectures\" nor a \"model_type\"")
+        (None, None) => Err(Error::invalid_model("\"architectures\" and \"model_type\" are both missing")
             .with_hint(
                 "add \"architectures\" with the name of the model's class, such as [\"LlamaForCausalLM\"]",
             )),
@@ -225,7 +224,7 @@ fn refuse_unsupported(
     let name = architecture.hf_name;
     let refuse = |key: &str, value: &dyn std::fmt::Display| {
         Err(Error::unsupported(format!("{key} = {value} is not supported for {name}")).with_hint(format!(
-            "a model that was trained without it runs if {key} is taken out of config.json"
+            "a model that was trained without it runs if {key} is removed from config.json"
         )))
     };
     let mut ignore = |key: &str, value: &dyn std::fmt::Display, why: &str| {
@@ -241,8 +240,7 @@ fn refuse_unsupported(
     {
         return Err(Error::unsupported(format!("{key} = {activation:?} is not supported for {name}"))
             .with_hint(
-                "the activation is a part of what was trained, so this model needs an engine that has it, such as \
-                 transformers",
+                "the model was trained with this activation; run it with an engine that has it, such as transformers",
             ));
     }
     let is_known = |key: &str| architecture.has_multipliers && multipliers::HF_KEYS.contains(&key);
@@ -300,16 +298,16 @@ fn refuse_unsupported(
         if architecture.has_latent_attention() && bias && has_tensor("blk.0.attn_kv_a_mqa.bias") {
             return refuse("attention_bias", &bias);
         }
-        ignore("attention_bias", &bias, &format!("it means nothing for {name}"));
+        ignore("attention_bias", &bias, &format!("it does not apply to {name}"));
     }
     Ok(())
 }
 
-/// What files call an activation.
+/// The activations' names in files.
 fn names_of(activation: Activation) -> &'static [&'static str] {
     match activation {
         Activation::Silu | Activation::ClampedSwiglu { .. } => &["silu", "swish", "swiglu"],
-        // The first folders say "gelu" and mean this one.
+        // The first folders have "gelu" for this one.
         Activation::GeluTanh => &["gelu_pytorch_tanh", "gelu_tanh", "gelu_new", "gelu"],
     }
 }
@@ -327,11 +325,11 @@ fn activation(file: Json<'_>, architecture: &Architecture) -> Result<Activation>
     })
 }
 
-/// What attention scores are multiplied by.
+/// The factor of attention scores.
 fn attention_scale(file: Json<'_>, head_dim: usize) -> Result<f64> {
     match file.f64("query_pre_attn_scalar")? {
         Some(scalar) if scalar <= 0.0 => {
-            Err(Error::invalid_model(format!("query_pre_attn_scalar is {scalar}, but has to be positive")))
+            Err(Error::invalid_model(format!("query_pre_attn_scalar is {scalar}, but must be positive")))
         }
         scalar => Ok(1.0 / scalar.unwrap_or(head_dim as f64).sqrt()),
     }
@@ -350,13 +348,13 @@ fn has_mlp_bias(
     }
     let why = match is_known {
         true => "the weights have no blk.0.ffn_up.bias".to_owned(),
-        false => format!("it means nothing for {}", architecture.hf_name),
+        false => format!("it does not apply to {}", architecture.hf_name),
     };
     notices.push(format!("mlp_bias = true in config.json is ignored: {why}"));
     Ok(false)
 }
 
-/// Whether the embedding is also the head. Many files leave the switch out where the tensors tell.
+/// Whether the embedding is also the head. Many files omit the switch where the tensors show it.
 fn is_tied(file: Json<'_>, architecture: &Architecture, has_tensor: &impl Fn(&str) -> bool) -> Result<bool> {
     match (file.bool("tie_word_embeddings")?, has_tensor("output.weight")) {
         (Some(is_tied), true) => Ok(is_tied),
@@ -365,7 +363,7 @@ fn is_tied(file: Json<'_>, architecture: &Architecture, has_tensor: &impl Fn(&st
         (Some(false), false) => {
             Err(Error::invalid_model("tie_word_embeddings is false, but the weights have no lm_head.weight")
                 .with_hint(
-                    "get the part that is missing; or, if the embedding is the head of this model, write \
+                    "fetch the missing tensors; or, if the embedding is the head of this model, write \
              \"tie_word_embeddings\": true into config.json",
                 ))
         }

@@ -1,5 +1,5 @@
-//! Rotary positions of a Hugging Face folder: which of two spellings counts, what is missing in it, and how long
-//! sequences may be with it.
+//! Rotary positions of a Hugging Face folder: which of two spellings applies, the defaults of missing keys, and the
+//! maximum length of sequences.
 
 use serde_json::Value;
 
@@ -13,7 +13,7 @@ use crate::{Error, Result};
 const LAYER_KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
 
 /// The parameters that count. `rope_scaling` comes first, as in transformers 5: there it is the older spelling, which
-/// somebody has put beside the newer one to change it.
+/// a user has added to the newer one to change it.
 pub(super) fn rope_parameters<'a>(
     file: Json<'a>,
     has_window: bool,
@@ -25,12 +25,12 @@ pub(super) fn rope_parameters<'a>(
             if says_else(scaling, other) {
                 let has_base = scaling.present("rope_theta").or_else(|| file.present("rope_theta")).is_some();
                 let theta = if !has_base && other.present("rope_theta").is_some() {
-                    ", and rope_theta is not taken from there either; write it into rope_scaling or beside it"
+                    ", and rope_theta is not read from there either; write it into rope_scaling or next to it"
                 } else {
                     ""
                 };
                 notices.push(format!(
-                    "config.json has rope_scaling and rope_parameters, which differ; rope_scaling counts, as in \
+                    "config.json has rope_scaling and rope_parameters, which differ; rope_scaling is used, as in \
                      transformers{theta}"
                 ));
             }
@@ -91,7 +91,7 @@ pub(super) fn plain_local_rope(
     usual: &RopeConfig,
 ) -> Result<Option<RopeConfig>> {
     let Some(base) = architecture.local_base else { return Ok(None) };
-    let theta = file.f64("rope_local_base_freq")?.unwrap_or(base.beside(usual.theta));
+    let theta = file.f64("rope_local_base_freq")?.unwrap_or(base.or_usual(usual.theta));
     Ok(Some(RopeConfig { theta, scaling: RopeScaling::None, ..usual.clone() }))
 }
 
@@ -114,7 +114,7 @@ pub(super) fn rope(
         factor if factor > 0.0 && factor <= 1.0 => (head_dim as f64 * factor) as usize,
         factor => {
             return Err(Error::invalid_model(format!(
-                "partial_rotary_factor is {factor}, but has to be above 0 and at most 1"
+                "partial_rotary_factor is {factor}, but must be above 0 and at most 1"
             )));
         }
     };
@@ -122,12 +122,12 @@ pub(super) fn rope(
         Some(kind) => kind,
         None => parameters.str("type")?.unwrap_or("default"),
     };
-    // Some models have it beside the parameters, where it counts more.
+    // Some models have it next to the parameters, where it takes precedence.
     let original_context = match file.usize("original_max_position_embeddings")? {
         Some(context) => Some(context),
         None => parameters.usize("original_max_position_embeddings")?,
     };
-    // A file that says nothing of rotation means its class's.
+    // A file without rotation settings has its class's.
     let own_yarn = architecture.hf_defaults.yarn.filter(|_| parameters.value.is_null());
     let original_context = original_context.or(own_yarn.map(|(_, context)| context));
     let context = original_context.unwrap_or(max_position_embeddings);
@@ -147,14 +147,16 @@ pub(super) fn rope(
         },
         // Text alone has the same position on all axes of mrope, which then is the plain rotation.
         "default" | "mrope" => RopeScaling::None,
-        // It changes nothing in sequences that fit the window without it.
+        // It has no effect on sequences that fit the window without it.
         "dynamic" => {
             notices.push(format!(
-                "rope_type \"dynamic\" changes only what is longer than max_position_embeddings, which is where the \
-                 context ends here: {max_position_embeddings} tokens"
+                "rope_type \"dynamic\" changes only positions beyond max_position_embeddings, where the context \
+                 ends here: {max_position_embeddings} tokens"
             ));
             let window = Window {
-                hint: Some("\"dynamic\" rope scaling is not supported beyond; \"yarn\" and \"linear\" are"),
+                hint: Some(
+                    "\"dynamic\" rope scaling is not supported beyond it; \"yarn\" and \"linear\" are",
+                ),
                 ..Window::plain(max_position_embeddings)
             };
             return Ok((
@@ -202,13 +204,13 @@ fn style(file: Json<'_>, architecture: &Architecture, notices: &mut Vec<String>)
         return Ok(style);
     }
     notices.push(format!(
-        "rope_interleave = {is_interleaved} in config.json means nothing for {} and is ignored",
+        "rope_interleave = {is_interleaved} in config.json does not apply to {} and is ignored",
         architecture.hf_name
     ));
     Ok(usual)
 }
 
-/// `factor`, or what takes the original context to the model's where the file says `null`.
+/// `factor`, or the ratio of the model's context to the original one if the file has `null`.
 fn factor(parameters: Json<'_>, original: Option<usize>, max_position_embeddings: usize) -> Result<f64> {
     match (parameters.f64("factor")?, original) {
         (Some(factor), _) => Ok(factor),
@@ -231,7 +233,7 @@ fn yarn(
             _ => mscale(1.0),
         },
     };
-    // 0 stands for the default, as in transformers.
+    // 0 means the default, as in transformers.
     let beta = |key: &str, default: f64| {
         Ok::<_, Error>(parameters.f64(key)?.filter(|beta| *beta != 0.0).unwrap_or(default))
     };
@@ -257,7 +259,7 @@ fn long_rope(
             .ok_or_else(|| Error::invalid_model(format!("{key} is missing in {}", parameters.name)))?;
         if divisors.len() != dim / 2 || divisors.iter().any(|divisor| *divisor <= 0.0) {
             return Err(Error::invalid_model(format!(
-                "{key} in {} is {}, but has to be {} positive numbers, one for each pair that is rotated",
+                "{key} in {} is {}, but must be {} positive numbers, one for each pair that is rotated",
                 parameters.name,
                 parameters.present(key).map(shown).unwrap_or_default(),
                 dim / 2

@@ -19,7 +19,7 @@ impl<'a> Json<'a> {
         self.value.get(key).filter(|value| !value.is_null())
     }
 
-    /// Whether the key is not there at all, for those of which `null` says something.
+    /// Whether the key is missing, for keys where `null` has its own meaning.
     pub(super) fn is_missing(&self, key: &str) -> bool {
         self.value.get(key).is_none()
     }
@@ -30,7 +30,7 @@ impl<'a> Json<'a> {
                 read(value).ok_or_else(|| {
                     let value = shown(value);
                     Error::invalid_model(format!("{key} in {} is {value}, not {kind}", self.name))
-                        .with_hint(format!("correct {key}, or leave it out if it is not needed"))
+                        .with_hint(format!("correct {key}, or omit it if it is not needed"))
                 })
             })
             .transpose()
@@ -91,7 +91,7 @@ impl<'a> Json<'a> {
         Ok(object.filter(|object| !says_nothing(object.value)))
     }
 
-    /// One id or a list of them. −1 stands for none.
+    /// One id or a list of them. −1 means none.
     pub(super) fn token_ids(&self, key: &str) -> Result<Vec<u32>> {
         let id = |value: &Value| u32::try_from(integer(value)?).ok();
         let ids = |values: &[Value]| {

@@ -6,18 +6,18 @@ use super::{LatentAttentionConfig, MAX_HEAD_DIM, MAX_SIZE, RopeConfig, RopeScali
 use crate::config::architecture::Architecture;
 use crate::{Error, Result};
 
-/// Hugging Face's models have it in the norms of the low ranks, whatever `rms_norm_eps` says.
+/// Hugging Face's models use it in the norms of the low ranks, for every `rms_norm_eps`.
 const HF_LORA_NORM_EPS: f32 = 1e-6;
 
-/// What scores are multiplied by: the root of the whole width, not of the cached row's, and the square of
-/// yarn's `mscale`, which stands there for a factor on sine and cosine.
+/// The factor of scores: from the root of the whole width, not of the cached row's, and the square of yarn's `mscale`,
+/// which replaces a factor of sine and cosine there.
 fn softmax_scale(head_dim: usize, mscale: f64) -> f32 {
     (mscale * mscale / (head_dim as f64).sqrt()) as f32
 }
 
 /// `mscale` of a scaling, from its weight of the logarithm of the factor.
 fn mscale(scaling: &RopeScaling, log_multiplier: f64) -> f64 {
-    match scaling.behind_divisors() {
+    match scaling.without_divisors() {
         RopeScaling::Yarn { factor, .. }
         | RopeScaling::Linear { factor }
         | RopeScaling::Llama3 { factor, .. }
@@ -30,7 +30,7 @@ fn mscale(scaling: &RopeScaling, log_multiplier: f64) -> f64 {
 }
 
 impl LatentAttentionConfig {
-    /// Latent attention in a GGUF file, whose tensors tell the widths: its keys have had several meanings.
+    /// Latent attention in a GGUF file, whose tensors give the widths: its keys have had several meanings.
     pub(super) fn from_gguf<'a>(
         keys: &Keys<'_>,
         num_heads: usize,
@@ -42,7 +42,7 @@ impl LatentAttentionConfig {
         let log_multiplier = keys.f64("rope.scaling.yarn_log_multiplier")?.unwrap_or(0.0);
         let head_dim = widths.qk_nope_head_dim.saturating_add(rope.dim);
         Ok(Self {
-            // 0 stands for none.
+            // 0 means none.
             q_lora_rank: keys.usize("attention.q_lora_rank")?.filter(|rank| *rank > 0),
             kv_lora_rank: widths.kv_lora_rank,
             qk_nope_head_dim: widths.qk_nope_head_dim,
@@ -52,8 +52,8 @@ impl LatentAttentionConfig {
         })
     }
 
-    /// Latent attention in a Hugging Face folder. `rope_dim` is the rotated width that the file says, of which the rope
-    /// may rotate less.
+    /// Latent attention in a Hugging Face folder. `rope_dim` is the rotated width in the file, of which the rope may
+    /// rotate less.
     pub(super) fn from_hf(
         file: Json<'_>,
         architecture: &Architecture,
@@ -66,17 +66,17 @@ impl LatentAttentionConfig {
                 "rotating {} of the {rope_dim} values of qk_rope_head_dim is not supported",
                 rope.dim
             ))
-            .with_hint("take partial_rotary_factor out of config.json if all of them are rotated"));
+            .with_hint("remove partial_rotary_factor from config.json if all of them are rotated"));
         }
         if file.bool("use_mla")? == Some(false) {
             return Err(Error::unsupported("use_mla = false is not supported")
-                .with_hint("the weights of this model without latent attention need a class of their own"));
+                .with_hint("without latent attention the weights of this model need another class"));
         }
         let defaults = architecture.hf_defaults.latent;
         let qk_nope_head_dim = file.usize_or("qk_nope_head_dim", Some(defaults.qk_nope_head_dim))?;
         let log_multiplier = 0.1 * rope_parameters.f64("mscale_all_dim")?.unwrap_or(0.0);
         let head_dim = qk_nope_head_dim.saturating_add(rope_dim);
-        // `null` is one projection of queries, and a missing key what the weights have.
+        // `null` means one projection of queries; for a missing key the weights decide.
         let has_rank = file.is_missing("q_lora_rank") && has_tensor("blk.0.attn_q_a.weight");
         let default_rank = has_rank.then_some(defaults.q_lora_rank);
         Ok(Self {
@@ -98,7 +98,7 @@ impl LatentAttentionConfig {
         in_range("v_head_dim", self.v_head_dim, MAX_HEAD_DIM)?;
         if !(self.softmax_scale > 0.0 && self.softmax_scale.is_finite()) {
             return Err(Error::invalid_model(format!(
-                "scores are multiplied by {}, but it has to be positive",
+                "scores are multiplied by {}, but it must be positive",
                 self.softmax_scale
             )));
         }
@@ -106,7 +106,7 @@ impl LatentAttentionConfig {
             return Err(Error::unsupported(format!(
                 "a sliding window of {window} tokens with latent attention is not supported"
             ))
-            .with_hint("take the window out of the file if the model was trained without one"));
+            .with_hint("remove the window from the file if the model was trained without one"));
         }
         Ok(())
     }
@@ -174,8 +174,8 @@ impl Widths {
                 Ok(Self { kv_lora_rank: rank, qk_nope_head_dim: nope, v_head_dim })
             }
             _ => Err(Error::invalid_model(format!(
-                "attn_k_b and attn_v_b have the shapes {key:?} and {value:?}, but for {num_heads} heads they \
-                 have to be [{num_heads}, rank, keys] and [{num_heads}, values, rank]"
+                "attn_k_b and attn_v_b have the shapes {key:?} and {value:?}, but for {num_heads} heads they must \
+                 be [{num_heads}, rank, keys] and [{num_heads}, values, rank]"
             ))),
         }
     }
@@ -189,7 +189,7 @@ impl Widths {
     ) -> Result<Self> {
         let &[num_rows, rank] = joint else {
             return Err(Error::invalid_model(format!(
-                "attn_kv_b has the shape {joint:?}, but has to have 2 dimensions"
+                "attn_kv_b has the shape {joint:?}, but must have 2 dimensions"
             )));
         };
         head_widths
@@ -201,7 +201,7 @@ impl Widths {
             .map(|(qk_nope_head_dim, v_head_dim)| Self { kv_lora_rank: rank, qk_nope_head_dim, v_head_dim })
             .ok_or_else(|| {
                 Error::invalid_model(format!(
-                    "attn_kv_b has {num_rows} rows for {num_heads} heads, which fits none of the widths of keys \
+                    "attn_kv_b has {num_rows} rows for {num_heads} heads, which matches none of the widths of keys \
                      (with {rope_dim} rotated) and values in the header: {head_widths:?}"
                 ))
             })

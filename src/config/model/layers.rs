@@ -1,4 +1,4 @@
-//! In what attention of the layers of a model differs.
+//! Per-layer settings of attention.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use crate::config::architecture::Architecture;
 use crate::config::defaults::HfWindow;
 use crate::{Error, Result};
 
-/// What attention of a layer has of its own.
+/// The settings of a layer's attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerAttention {
     /// A token attends to itself and the `window - 1` tokens before it; to all before it if none.
@@ -23,7 +23,7 @@ pub enum Rotation {
     Usual,
     /// `local_rope` of the configuration.
     Local,
-    /// None: queries and keys stay as they are.
+    /// None: queries and keys are not rotated.
     None,
 }
 
@@ -43,7 +43,7 @@ impl LayerAttention {
         windows.into_iter().map(own).collect()
     }
 
-    /// The same layers, of which some rotate nothing.
+    /// The same layers, some of them without rotation.
     pub(super) fn with_rotations(mut layers: Vec<Self>, is_rotated: &[bool]) -> Vec<Self> {
         for (layer, _) in layers.iter_mut().zip(is_rotated).filter(|(_, is_rotated)| !**is_rotated) {
             layer.rotation = Rotation::None;
@@ -73,7 +73,7 @@ pub(super) fn windows(
             if let Some(window) = file.present("sliding_window") {
                 let (window, name) = (shown(window), architecture.hf_name);
                 notices.push(format!(
-                    "sliding_window = {window} in config.json is ignored: it means nothing for {name}"
+                    "sliding_window = {window} in config.json is ignored: it does not apply to {name}"
                 ));
             }
             return Ok(none());
@@ -103,7 +103,7 @@ pub(super) fn windows(
             let period = period.or(architecture.local_period).filter(|period| *period > 0);
             LayerAttention::all_but_every(period.unwrap_or(usize::MAX), num_layers)
         }
-        // Its layers with a window are those that rotate nothing.
+        // Its layers with a window are those without rotation.
         (None, _) if architecture.unrotated_period.is_some() => {
             rotated(file, architecture, num_layers)?.into_iter().map(|is_rotated| !is_rotated).collect()
         }
@@ -139,7 +139,7 @@ fn kinds_of_layers(kinds: &[Value], num_layers: usize) -> Result<Vec<bool>> {
         // The second name is that of Granite 4.
         Some("full_attention" | "attention") => Ok(false),
         _ => Err(Error::unsupported(format!("layer_types has {}, which is not supported", shown(kind)))
-            .with_hint("layers of the kinds full_attention and sliding_attention can be run")),
+            .with_hint("supported are layers of the kinds full_attention and sliding_attention")),
     };
     let all: Vec<bool> = kinds.iter().map(has_window).collect::<Result<_>>()?;
     if kinds.len() != num_layers {

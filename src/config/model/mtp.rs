@@ -1,4 +1,4 @@
-//! Blocks behind the layers that predict further tokens (multi-token prediction, MTP).
+//! Blocks after the layers that predict further tokens (multi-token prediction, MTP).
 //!
 //! A model is run without them unless it is to draft for itself. Then the first of them counts as one more layer in
 //! [`ModelConfig::layer_attention`], which has an entry for each layer that is loaded.
@@ -18,7 +18,7 @@ impl ModelConfig {
         let way_out = r#"give another method: {"method": "suffix"} drafts with every model"#;
         if self.num_nextn_layers == 0 {
             return Err(Error::invalid_request(format!(
-                "the method mtp drafts with a block of the model for that, and {} has none here",
+                "the method mtp drafts with the model's MTP block, and {} has none here",
                 self.architecture.hf_name
             ))
             .with_hint(way_out));
@@ -26,7 +26,7 @@ impl ModelConfig {
         let name = format!("blk.{}.nextn.eh_proj.weight", self.num_layers);
         if !checkpoint.contains(&name) {
             return Err(Error::invalid_request(format!(
-                "the method mtp drafts with the model's block for that, which its files leave out ({name} is missing)"
+                "the method mtp drafts with the model's MTP block, which its files lack ({name} is missing)"
             ))
             .with_hint(format!("give files that have it, or {}", way_out.trim_start_matches("give "))));
         }

@@ -1,8 +1,8 @@
-//! The multipliers of Granite: of embeddings, of scores, of what each half of a layer adds, and of logits.
+//! The multipliers of Granite: of embeddings, of scores, of the outputs of a layer's halves, and of logits.
 //!
-//! That of the halves needs no step of its own. A norm gives the same for a row and for a multiple of it, but for `eps`, and
-//! nothing but norms reads the residual stream. So the stream is kept divided by the multiplier `m`: embeddings are multiplied
-//! by `e / m`, halves add what they have, and norms have `eps / m²`, which is exact.
+//! The multiplier of the halves needs no operation of its own. A norm gives the same for a row and for a multiple of
+//! it, except for `eps`, and only norms read the residual stream. So the stream is kept divided by the multiplier `m`:
+//! embeddings are multiplied by `e / m`, halves add their outputs unscaled, and norms have `eps / m²`, which is exact.
 
 use super::gguf::Keys;
 use super::json::Json;
@@ -13,11 +13,11 @@ use crate::{Error, Result};
 pub(super) const HF_KEYS: [&str; 4] =
     ["embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"];
 
-/// The same in GGUF files, behind the architecture's name.
+/// The same in GGUF files, after the architecture's name.
 pub(super) const GGUF_KEYS: [&str; 4] =
     ["embedding_scale", "attention.scale", "residual_scale", "logit_scale"];
 
-/// What a model multiplies by.
+/// The multipliers of a model.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Multipliers {
     embeddings: f64,
@@ -36,7 +36,7 @@ impl Multipliers {
         Ok(Self { scores, ..own })
     }
 
-    /// Those of a GGUF file, where 0 stands for none.
+    /// Those of a GGUF file, where 0 means none.
     pub(super) fn from_gguf(keys: &Keys<'_>, architecture: &Architecture) -> Result<Self> {
         Self::read(architecture, GGUF_KEYS, |key| Ok(keys.f64(key)?.filter(|value| *value != 0.0)))
     }
@@ -48,7 +48,7 @@ impl Multipliers {
     ) -> Result<Self> {
         let read = |key: &str| match value_of(key)?.filter(|_| architecture.has_multipliers) {
             Some(value) if value <= 0.0 || !value.is_finite() => {
-                Err(Error::invalid_model(format!("{key} is {value}, but has to be positive")))
+                Err(Error::invalid_model(format!("{key} is {value}; it must be positive")))
             }
             value => Ok(value),
         };
@@ -61,22 +61,22 @@ impl Multipliers {
         })
     }
 
-    /// What embeddings of this width are multiplied by.
+    /// The factor of embeddings of this width.
     pub(super) fn embedding_scale(&self, architecture: &Architecture, hidden_size: usize) -> f32 {
         (f64::from(architecture.embedding_scale(hidden_size)) * self.embeddings / self.halves) as f32
     }
 
-    /// What is added under the root, if the model adds `eps`.
+    /// The epsilon under the root, if the model has `eps`.
     pub(super) fn rms_norm_eps(&self, eps: f64) -> f32 {
         (eps / self.halves.powi(2)) as f32
     }
 
-    /// What scores are multiplied by, which is `usual` in models without such a multiplier.
+    /// The factor of scores, which is `usual` in models without such a multiplier.
     pub(super) fn attention_scale(&self, usual: f64) -> f64 {
         self.scores.unwrap_or(usual)
     }
 
-    /// What logits are multiplied by.
+    /// The factor of logits.
     pub(super) fn logits_scale(&self) -> f32 {
         (1.0 / self.logits) as f32
     }

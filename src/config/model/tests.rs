@@ -62,7 +62,7 @@ fn what_is_missing_has_its_default() {
 }
 
 #[test]
-fn tied_embeddings_are_as_the_switch_says_or_as_the_tensors_show() {
+fn tied_embeddings_follow_the_switch_or_the_tensors() {
     for (switch, has_head, expected) in [
         (json!(true), true, Some(true)),
         (json!(true), false, Some(true)),
@@ -267,7 +267,7 @@ fn feed_forward_networks_have_biases_if_they_are_switched_on_and_there() {
     check("LlamaForCausalLM", json!(true), true, (true, None));
     check("LlamaForCausalLM", json!(false), true, (false, None));
     check("LlamaForCausalLM", json!(true), false, (false, Some("the weights have no blk.0.ffn_up.bias")));
-    check("MistralForCausalLM", json!(true), true, (false, Some("means nothing for MistralForCausalLM")));
+    check("MistralForCausalLM", json!(true), true, (false, Some("does not apply to MistralForCausalLM")));
     let config =
         ModelConfig::from_gguf(&metadata(&[]), |name| (name == "blk.0.ffn_up.bias").then_some(&[128]));
     assert!(config.unwrap().mlp_bias);

@@ -1,9 +1,9 @@
 //! Sets of allowed tokens ("masks"), made on threads of their own.
 //!
-//! A mask takes much less than a step as a rule, and with a hostile grammar as long as many steps. So the engine hands a
-//! sequence's constraint over when its token is known, waits for a short time before the next step, and goes on without
-//! those whose masks are not there. What else of a constraint can be dear is done here too: starting it, taking the
-//! token, and giving its memory back. `queue.rs` says whose turn it is.
+//! A mask usually takes much less than a step, but with a hostile grammar as long as many steps. So the engine hands
+//! over a sequence's constraint when its token is known, waits for a short time before the next step, and continues
+//! without the sequences whose masks are missing. Other expensive operations of a constraint run here too: its start,
+//! accepting the token, and dropping it. `queue.rs` decides on the order.
 
 mod queue;
 
@@ -20,7 +20,7 @@ use crate::{Error, Result};
 
 pub(super) use self::queue::Owner;
 
-/// What has become of a sequence's constraint.
+/// The state of a sequence's constraint.
 pub(super) enum Outcome {
     /// The sequences of a request have begun.
     Started(Vec<(SeqId, Box<Constrained>)>),
@@ -37,10 +37,10 @@ pub(super) struct Done {
     round: u64,
 }
 
-/// What [`Masks::take`] gives.
-pub(super) struct Taken {
+/// A result of [`Masks::take`].
+pub(super) struct TakenMask {
     pub(super) done: Vec<Done>,
-    /// Of those that were waited for, the part of that time in seconds.
+    /// The part of the wait that the mask caused, in seconds.
     pub(super) waits: Vec<(SeqId, f64)>,
 }
 
@@ -52,8 +52,7 @@ enum Job {
     Drop(Box<dyn Send>),
 }
 
-/// The threads, which are started when the first mask is wanted and end when this is dropped and they have done what is
-/// under way.
+/// The threads. They start for the first mask, and end when this is dropped and their current jobs are done.
 pub(super) struct Masks {
     shared: Arc<Shared>,
     has_threads: bool,
@@ -78,10 +77,10 @@ struct State {
     round: u64,
     /// Masks of this round that are not there.
     num_fresh: usize,
-    /// Threads that wait for a job under way to take long.
+    /// Threads that wait until a running job counts as long.
     num_watching: usize,
     on_done: Option<Arc<dyn Fn() + Send + Sync>>,
-    /// To be told of the next mask.
+    /// Notified of the next mask.
     is_asleep: bool,
     is_closed: bool,
 }
@@ -139,7 +138,7 @@ impl Masks {
             match thread.spawn(move || shared.serve()) {
                 Ok(_) => self.has_threads = true,
                 Err(source) if index == 0 => {
-                    return Err(Error::io("start a thread for what a constraint allows", source));
+                    return Err(Error::io("start a thread for token masks", source));
                 }
                 // Fewer do the same, one after another.
                 Err(_) => break,
@@ -170,7 +169,7 @@ impl Masks {
         }
     }
 
-    /// Drops what belonged to a constraint, which can take long too.
+    /// Drops objects of a constraint, which can take long too.
     pub(super) fn discard(&self, owner: Owner, rubbish: impl Send + 'static) {
         if self.has_threads {
             self.push(self.shared.lock(), owner, Job::Drop(Box::new(rubbish)));
@@ -179,7 +178,7 @@ impl Masks {
 
     fn push(&self, mut state: MutexGuard<'_, State>, owner: Owner, job: Job) {
         state.queue.push(owner, job);
-        // Whoever ends a job looks for the next one.
+        // A thread that ends a job looks for the next one.
         let is_noticed = state.num_watching > 0 && !state.queue.may_begin(self.shared.now());
         drop(state);
         if !is_noticed {
@@ -192,8 +191,8 @@ impl Masks {
         !self.shared.lock().pending.is_empty()
     }
 
-    /// Takes the masks that are there, after waiting so long at most for those that were wanted since the last time.
-    pub(super) fn take(&self, max_wait: Duration) -> Taken {
+    /// Takes the masks that are there, after waiting so long at most for those that were requested since the last time.
+    pub(super) fn take(&self, max_wait: Duration) -> TakenMask {
         let start = Instant::now();
         let mut state = self.shared.lock();
         let is_waited_for = state.num_fresh > 0;
@@ -206,7 +205,7 @@ impl Masks {
         let waits = if is_waited_for { divide(waited, &state, &done) } else { Vec::new() };
         state.round += 1;
         state.num_fresh = 0;
-        Taken { done, waits }
+        TakenMask { done, waits }
     }
 
     /// Waits until a mask is there that can be taken, if any is to come.
@@ -215,7 +214,7 @@ impl Masks {
         drop(self.shared.done.wait_while(self.shared.lock(), is_empty));
     }
 
-    /// Whether nothing can be taken, and something is to come, here or elsewhere; then the listener hears of the next one.
+    /// Whether no result is ready but some are expected, here or elsewhere; if so, the next one notifies the listener.
     pub(super) fn sleep(&self, waits_elsewhere: bool) -> bool {
         let mut state = self.shared.lock();
         state.is_asleep = state.done.is_empty() && (waits_elsewhere || !state.pending.is_empty());
@@ -223,7 +222,7 @@ impl Masks {
     }
 }
 
-/// The time that was waited, to each by what its mask took of it.
+/// Divides the waiting time among masks by their share in it.
 fn divide(waited: f64, state: &State, done: &[Done]) -> Vec<(SeqId, f64)> {
     let there = done.iter().filter(|done| done.round == state.round);
     let missing = state.pending.iter().filter(|(_, round)| **round == state.round);
@@ -243,7 +242,7 @@ impl Drop for Masks {
 }
 
 impl Shared {
-    /// What a thread does.
+    /// A thread's loop.
     fn serve(&self) {
         let mut state = self.lock();
         while !state.is_closed {
@@ -277,13 +276,13 @@ impl Shared {
             Job::Drop(rubbish) => Some(rubbish),
         };
         if rubbish.is_some() {
-            // Whatever it does, it is gone.
+            // The job is dropped, for every outcome.
             let _ = quietly(|| drop(rubbish));
             self.lock().queue.end(number, self.now());
         }
     }
 
-    /// Makes a mask and tells of it; returns what is left where nobody wants it any more.
+    /// Makes a mask and reports it; returns the state if its sequence is gone.
     fn make(&self, id: SeqId, owner: Owner, work: Work, number: u64) -> Option<Box<dyn Send>> {
         if !self.lock().pending.contains_key(&id) {
             return Some(Box::new(work));
@@ -308,11 +307,11 @@ impl Shared {
     }
 }
 
-/// Does work that may panic: nobody else is to notice.
+/// Does work that may panic, without an effect on other sequences.
 fn quietly<T>(work: impl FnOnce() -> T) -> Result<T> {
     std::panic::catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("unknown cause");
-        Error::internal(format!("following the constraint failed: {text}"))
+        Error::internal(format!("advancing the constraint failed: {text}"))
     })
 }

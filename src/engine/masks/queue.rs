@@ -1,13 +1,12 @@
-//! Whose mask is made next.
+//! The order in which masks are computed.
 //!
-//! Few threads make masks, so that steps keep their processors, and a mask can take as long as many steps. Three rules keep
-//! a client's dear masks from holding up others' cheap ones:
+//! Few threads compute masks, so that steps keep their processors, and a mask can take as long as many steps. Three
+//! rules keep a client's expensive masks from delaying others' cheap ones:
 //!
-//! - A mask that takes long gives its *permit* to the next one: what counts against the permits are masks that have just
-//!   begun.
-//! - Of those that wait the group of clients with the fewest under way is next, then the one that has had the least time,
-//!   both by weight; within a group its clients likewise, and a client's own in the order of arrival.
-//! - A client has as many that take long as there are permits, and the last thread is for groups without one.
+//! - A mask that takes long passes its *permit* to the next one: only masks that have just begun count against the permits.
+//! - Among waiting groups of clients, the one with the fewest running jobs is next, then the one with the least time used,
+//!   both by weight; within a group the same holds for clients. A client's own jobs run in the order of arrival.
+//! - A client may have as many long jobs as there are permits, and the last thread is for groups without one.
 //!
 //! Pure: times are numbers, in seconds.
 
@@ -36,19 +35,19 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// On a machine with so many processors: a quarter of them, and two threads for what takes long.
+    /// The limits on a machine with this many processors: a quarter of them, and two threads for long jobs.
     pub(super) fn of(num_processors: usize) -> Self {
         let num_permits = (num_processors / 4).clamp(1, 4);
         Self { num_permits, num_threads: num_permits + 2 }
     }
 }
 
-/// The jobs that wait, and whose are under way.
+/// The waiting jobs, and the owners of running ones.
 #[derive(Debug)]
 pub(super) struct Queue<J> {
     limits: Limits,
     groups: BTreeMap<ClientId, Group<J>>,
-    under_way: Vec<UnderWay>,
+    running: Vec<RunningJob>,
     num_waiting: usize,
     next_id: u64,
     /// The time that a group has had which comes now.
@@ -72,14 +71,14 @@ struct Line<J> {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct UnderWay {
+struct RunningJob {
     id: u64,
     client: ClientId,
     group: ClientId,
     start: f64,
 }
 
-impl UnderWay {
+impl RunningJob {
     fn is_long(&self, now: f64) -> bool {
         now - self.start >= LONG
     }
@@ -93,7 +92,7 @@ pub(super) struct Begun<J> {
 }
 
 impl<J> Begun<J> {
-    /// The job, and what [`Queue::end`] wants to know.
+    /// The job, and the input of [`Queue::end`].
     pub(super) fn split(self) -> (J, u64) {
         (self.job, self.id)
     }
@@ -101,14 +100,7 @@ impl<J> Begun<J> {
 
 impl<J> Queue<J> {
     pub(super) fn new(limits: Limits) -> Self {
-        Self {
-            limits,
-            groups: BTreeMap::new(),
-            under_way: Vec::new(),
-            num_waiting: 0,
-            next_id: 0,
-            clock: 0.0,
-        }
+        Self { limits, groups: BTreeMap::new(), running: Vec::new(), num_waiting: 0, next_id: 0, clock: 0.0 }
     }
 
     pub(super) fn push(&mut self, owner: Owner, job: J) {
@@ -150,18 +142,18 @@ impl<J> Queue<J> {
         self.num_waiting -= 1;
         let id = self.next_id;
         self.next_id += 1;
-        self.under_way.push(UnderWay { id, client, group: group_id, start: now });
+        self.running.push(RunningJob { id, client, group: group_id, start: now });
         Some(Begun { job, id })
     }
 
     /// The group and the client whose turn it is.
     fn next(&self, now: f64) -> Option<(ClientId, ClientId)> {
-        let num_free = self.limits.num_threads.saturating_sub(self.under_way.len());
+        let num_free = self.limits.num_threads.saturating_sub(self.running.len());
         if self.num_waiting == 0 || num_free == 0 || self.num_short(now) >= self.limits.num_permits {
             return None;
         }
         let count =
-            |wanted: &dyn Fn(&UnderWay) -> bool| self.under_way.iter().filter(|job| wanted(job)).count();
+            |wanted: &dyn Fn(&RunningJob) -> bool| self.running.iter().filter(|job| wanted(job)).count();
         let may_begin = |id: ClientId| num_free > 1 || count(&|job| job.group == id && job.is_long(now)) == 0;
         let client_may_begin =
             |id: ClientId| count(&|job| job.client == id && job.is_long(now)) < self.limits.num_permits;
@@ -175,26 +167,26 @@ impl<J> Queue<J> {
         let groups = self.groups.iter().filter(|(id, _)| may_begin(**id));
         let open = groups.filter_map(|(id, group)| {
             let client = waiting(group)?;
-            let num_under_way = count(&|job| job.group == *id) as f64;
-            Some(((num_under_way / group.weight, group.time), (*id, client)))
+            let num_running = count(&|job| job.group == *id) as f64;
+            Some(((num_running / group.weight, group.time), (*id, client)))
         });
         open.min_by(|(a, _), (b, _)| compare(*a, *b)).map(|(_, next)| next)
     }
 
     fn num_short(&self, now: f64) -> usize {
-        self.under_way.iter().filter(|job| !job.is_long(now)).count()
+        self.running.iter().filter(|job| !job.is_long(now)).count()
     }
 
-    /// Seconds until a job under way will have taken long, if one is to be waited for.
+    /// Seconds until a running job counts as long, if a job waits for that.
     pub(super) fn next_look(&self, now: f64) -> Option<f64> {
-        let left = self.under_way.iter().map(|job| job.start + LONG - now).filter(|left| *left > 0.0);
+        let left = self.running.iter().map(|job| job.start + LONG - now).filter(|left| *left > 0.0);
         left.min_by(f64::total_cmp).filter(|_| self.has_waiting())
     }
 
     /// The job with this number has ended.
     pub(super) fn end(&mut self, id: u64, now: f64) {
-        let Some(index) = self.under_way.iter().position(|job| job.id == id) else { return };
-        let job = self.under_way.swap_remove(index);
+        let Some(index) = self.running.iter().position(|job| job.id == id) else { return };
+        let job = self.running.swap_remove(index);
         let seconds = (now - job.start).max(0.0);
         if let Some(group) = self.groups.get_mut(&job.group) {
             group.time += seconds / group.weight;
@@ -205,23 +197,24 @@ impl<J> Queue<J> {
         self.forget();
     }
 
-    /// Forgets those that have nothing here and are owed nothing.
+    /// Removes clients without jobs and without a lead in time.
     fn forget(&mut self) {
-        let under_way = &self.under_way;
+        let running = &self.running;
         for group in self.groups.values_mut() {
             let clock = group.clock;
-            let is_busy = |id: ClientId| under_way.iter().any(|job| job.client == id);
+            let is_busy = |id: ClientId| running.iter().any(|job| job.client == id);
             group.clients.retain(|id, line| !line.waiting.is_empty() || line.time > clock || is_busy(*id));
         }
         let clock = self.clock;
         self.groups.retain(|_, group| {
             group.time > clock
-                || group.clients.iter().any(|(id, line)| {
-                    !line.waiting.is_empty() || under_way.iter().any(|job| job.client == *id)
-                })
+                || group
+                    .clients
+                    .iter()
+                    .any(|(id, line)| !line.waiting.is_empty() || running.iter().any(|job| job.client == *id))
         });
-        if self.num_waiting == 0 && self.under_way.is_empty() {
-            // Nobody is owed anything by idle threads.
+        if self.num_waiting == 0 && self.running.is_empty() {
+            // Idle threads leave no debt.
             self.groups.clear();
             self.clock = 0.0;
         }
@@ -254,7 +247,7 @@ mod tests {
         queue.push(owner(3, 3), 3);
         assert!(queue.begin(LONG / 2.0).is_none());
         assert!((queue.next_look(LONG / 2.0).unwrap() - LONG / 2.0).abs() < 1e-9);
-        // Another group comes first, and nothing more of the same client.
+        // Another group comes first, and then no more jobs of the same client.
         let second = queue.begin(LONG).unwrap().split();
         assert_eq!(second.0, 3);
         queue.end(second.1, 1.5 * LONG);
@@ -276,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn time_follows_the_weights_and_nobody_is_remembered() {
+    fn time_follows_the_weights_without_a_memory() {
         let mut queue = Queue::new(LIMITS);
         let heavy = Owner { weight: Weight::new(3).unwrap(), ..owner(2, 2) };
         let mut num_done = [0; 2];
@@ -296,8 +289,8 @@ mod tests {
         assert!(queue.groups.is_empty());
     }
 
-    /// Seconds that a light client's masks wait at most, beside a key with these names of which each always has masks that
-    /// wait and take so long.
+    /// Seconds that a light client's masks wait at most, under the load of a key with these names of which each always
+    /// has masks that wait and take so long.
     fn longest_wait(names: &[f64]) -> f64 {
         let mut queue = Queue::new(LIMITS);
         let name = |index: usize| owner(index as u64 + 1, 1_000);
@@ -307,7 +300,7 @@ mod tests {
             .enumerate()
             .for_each(|(index, _)| (0..3).for_each(|_| queue.push(name(index), Some(index))));
         let (mut now, mut longest, mut wanted_at) = (0.0, 0.0_f64, None);
-        let mut under_way: Vec<(f64, u64, Option<usize>)> = Vec::new();
+        let mut running: Vec<(f64, u64, Option<usize>)> = Vec::new();
         let mut next_light = 5e-3;
         while now < 3.0 {
             while let Some(begun) = queue.begin(now) {
@@ -316,21 +309,21 @@ mod tests {
                 if job.is_none() {
                     longest = longest.max(now - wanted_at.take().unwrap());
                 }
-                under_way.push((now + seconds, id, job));
+                running.push((now + seconds, id, job));
             }
             let looks = queue.next_look(now).map(|seconds| now + seconds + 1e-9);
-            let ends = under_way.iter().map(|(end, ..)| *end);
+            let ends = running.iter().map(|(end, ..)| *end);
             let light_comes = (next_light > now).then_some(next_light);
             now = ends.chain(looks).chain(light_comes).min_by(f64::total_cmp).unwrap();
-            if let Some(index) = under_way.iter().position(|(end, ..)| *end <= now) {
-                let (_, id, job) = under_way.swap_remove(index);
+            if let Some(index) = running.iter().position(|(end, ..)| *end <= now) {
+                let (_, id, job) = running.swap_remove(index);
                 queue.end(id, now);
                 match job {
                     Some(index) => queue.push(name(index), job),
                     None => next_light = now + 1e-3,
                 }
             }
-            if next_light <= now && wanted_at.is_none() && under_way.iter().all(|(.., job)| job.is_some()) {
+            if next_light <= now && wanted_at.is_none() && running.iter().all(|(.., job)| job.is_some()) {
                 wanted_at = Some(now);
                 queue.push(light, None);
                 next_light = 0.0;

@@ -10,15 +10,15 @@ use crate::kv_cache::{BlockHash, BlockHasher, BlockId, CacheEvent, Medium};
 use crate::prefix_store::{BlockName, Fetched, Namer, NewBlock, PrefixStore, StoreChange, Wanted};
 use crate::runner::KvCache;
 
-/// Names in the cache of blocks that are in files, for whoever follows both.
+/// Names in the cache of blocks that are in files, for subscribers of both.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct ReportedNames {
     hashes: HashMap<BlockName, BlockHash>,
-    /// Blocks whose parent has no name in the cache, by that parent: what they are called depends on it.
+    /// Blocks whose parent is unnamed in the cache, by that parent: their names depend on its name.
     waiting: HashMap<BlockName, Vec<Wanted>>,
 }
 
-impl Told {
+impl ReportedNames {
     /// The events of these changes.
     fn events(&mut self, changes: Vec<StoreChange>, namer: &Namer, hasher: &BlockHasher) -> Vec<CacheEvent> {
         let (store_root, root) = (namer.root(None), hasher.root(None));
@@ -61,15 +61,15 @@ impl Told {
     }
 }
 
-/// The store, and what was told of it.
+/// The store, and its reported names.
 pub(super) struct DiskTier {
     store: PrefixStore,
-    told: Told,
+    reported: ReportedNames,
 }
 
 impl DiskTier {
     pub(super) fn new(store: PrefixStore) -> Self {
-        Self { store, told: Told::default() }
+        Self { store, reported: ReportedNames::default() }
     }
 }
 
@@ -106,9 +106,9 @@ impl Tier for DiskTier {
         let Some(namer) = self.store.namer() else { return Fetch::Refused };
         let wanted = |block: BlockKey| {
             let (name, parent) = block.names(namer)?;
-            let BlockKey { token_ids, place, .. } = block;
+            let BlockKey { token_ids, position, .. } = block;
             let (is_salted, num_grouped) =
-                place.map(|place| (place.line().is_salted(), place.num_grouped))?;
+                position.map(|position| (position.line().is_salted(), position.num_grouped))?;
             Some(Wanted { name, parent, num_grouped, is_salted, token_ids })
         };
         let wanted = blocks.into_iter().map_while(wanted).collect();
@@ -137,8 +137,8 @@ impl Tier for DiskTier {
         cache.read_blocks(&ids, &mut contents)?;
         for ((_, block), bytes) in blocks.into_iter().zip(contents) {
             let Some((name, parent)) = block.names(namer) else { continue };
-            let BlockKey { token_ids, place: Some(place), .. } = block else { continue };
-            let (is_salted, num_grouped) = (place.line().is_salted(), place.num_grouped);
+            let BlockKey { token_ids, position: Some(position), .. } = block else { continue };
+            let (is_salted, num_grouped) = (position.line().is_salted(), position.num_grouped);
             self.store.put(NewBlock { name, parent, num_grouped, is_salted, token_ids, bytes });
         }
         Ok(())
@@ -154,7 +154,7 @@ impl Tier for DiskTier {
 
     fn take_events(&mut self, hasher: &BlockHasher) -> Vec<CacheEvent> {
         match self.store.namer() {
-            Some(namer) => self.told.events(self.store.take_changes(), namer, hasher),
+            Some(namer) => self.reported.events(self.store.take_changes(), namer, hasher),
             None => Vec::new(),
         }
     }

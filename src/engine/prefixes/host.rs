@@ -1,37 +1,41 @@
 //! Memory of the host as a tier, for devices that have their own: blocks that the cache is about to give away are copied
 //! there, and back when a prompt begins with them.
 //!
-//! Copies take effect in the order of the device's work. So a block is read before its next owner writes into it, and a place
-//! is overwritten only behind the copies that read it; nobody waits for either.
+//! Copies take effect in the order of the device's work. So a block is read before its next owner writes into it, and a slot
+//! is overwritten only after the copies that read it; no thread waits for either.
 
 use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, TryRecvError};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::places::{Held, Places};
+use super::slots::{Held, SlotTable};
 use super::tier::{BlockKey, Contents, Deliver, Fetch, Tier};
 use crate::engine::{EngineStats, HostTierStats};
 use crate::kv_cache::{BlockHash, BlockHasher, BlockId, CacheEvent, Medium};
 use crate::runner::{HostBlocks, KvCache};
 use crate::{Error, Result};
 
-/// Memory is taken in pieces of about so many bytes, when it is needed: pinning gigabytes takes seconds.
-const PIECE_BYTES: usize = 256 << 20;
+/// Memory is allocated in segments of about this many bytes; all but the first are allocated on another thread while
+/// the engine works: a gigabyte takes half a second. The device is blocked for milliseconds while a segment is
+/// registered.
+const SEGMENT_BYTES: usize = 32 << 20;
 /// Copies that are timed at the start.
 const NUM_TIMED: u32 = 8;
 
-/// A place for a block. Whoever holds one that was delivered keeps it from being overwritten.
-pub(super) struct HostPlace {
+/// A slot for a block. A reference to a delivered one keeps it from being overwritten.
+pub(super) struct HostSlot {
     memory: Arc<HostBlocks>,
     index: usize,
 }
 
-impl HostPlace {
+impl HostSlot {
     pub(super) fn copy_to(&self, cache: &mut KvCache, block: BlockId) -> Result<()> {
         cache.copy_in(block.0, &self.memory, self.index)
     }
 }
 
-/// What copying a block takes.
+/// The time of copying a block.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct CopyTimes {
     /// Until it is with the device.
@@ -43,16 +47,55 @@ pub(super) struct CopyTimes {
 /// Blocks in memory of the host.
 pub(super) struct HostTier {
     on_notice: Box<dyn Fn(&str) + Send>,
-    places: Places<HostPlace>,
-    /// Places that there may be beside those that there are.
+    slots: SlotTable<HostSlot>,
+    /// Slots that may still be added.
     num_untaken: usize,
-    blocks_per_piece: usize,
+    segments: Option<Segments<HostBlocks>>,
     block_bytes: usize,
-    /// Of a copy back, what the device takes after it has been queued.
+    /// For a copy back: the device's time after queueing.
     rest: Duration,
     stats: HostTierStats,
-    /// Present if somebody wants to know.
+    /// Present if there is a subscriber.
     log: Option<Vec<Change>>,
+}
+
+/// Memory that comes from another thread.
+struct Segments<M> {
+    receiver: Receiver<Result<M>>,
+    thread: JoinHandle<()>,
+}
+
+impl<M: Send + 'static> Segments<M> {
+    /// Memory for this many blocks, no more than `per_segment` at a time.
+    fn begin(
+        num_blocks: usize,
+        per_segment: usize,
+        allocate: impl Fn(usize) -> Result<M> + Send + 'static,
+    ) -> Result<Self> {
+        let (sender, receiver) = mpsc::channel();
+        let take = move || {
+            let mut rest = num_blocks;
+            while rest > 0 {
+                let segment = allocate(rest.min(per_segment));
+                let is_last = segment.is_err();
+                if sender.send(segment).is_err() || is_last {
+                    break;
+                }
+                rest -= rest.min(per_segment);
+            }
+        };
+        let thread = thread::Builder::new().name("host-memory".to_owned()).spawn(take).map_err(|error| {
+            Error::internal("no thread could be started to take memory of the host").with_source(error)
+        })?;
+        Ok(Self { receiver, thread })
+    }
+
+    /// Comes back when the thread has ended.
+    fn end(self) {
+        drop(self.receiver);
+        // It does not panic, and if it did, there would be no more memory than there is.
+        let _ = self.thread.join();
+    }
 }
 
 /// A block came, or it went.
@@ -64,11 +107,11 @@ struct Change {
 }
 
 impl HostTier {
-    /// Room for blocks of so many bytes together, and what copying one back and forth takes. `on_notice` hears what has to be
-    /// said once.
+    /// A tier of at most this many bytes, and the time of copying a block out and back. Calls `on_notice` with
+    /// messages, once each.
     ///
     /// # Errors
-    /// If the cache is in memory of the host itself, there is no room for a block, or the system does not give the memory.
+    /// If the cache is in host memory itself, no block fits, or the system does not provide the memory.
     pub(super) fn new(
         max_bytes: u64,
         cache: &mut KvCache,
@@ -78,58 +121,50 @@ impl HostTier {
         let max_blocks = usize::try_from(max_bytes).unwrap_or(usize::MAX) / block_bytes;
         if max_blocks == 0 {
             let message =
-                format!("{max_bytes} bytes of the host have no room for a block of {block_bytes} bytes");
+                format!("{max_bytes} bytes of host memory are less than a block of {block_bytes} bytes");
             return Err(Error::invalid_request(message).with_hint("raise --kv-offload-gb"));
         }
         let mut tier = Self {
             on_notice,
-            places: Places::new(),
+            slots: SlotTable::new(),
             num_untaken: max_blocks,
-            blocks_per_piece: (PIECE_BYTES / block_bytes).max(1),
+            segments: None,
             block_bytes,
             rest: Duration::ZERO,
             stats: HostTierStats { max_bytes, ..HostTierStats::default() },
             log: None,
         };
-        tier.take_piece(cache)?;
-        let place = tier.places.take_free().ok_or_else(|| Error::internal("a piece without places"))?;
-        // The first block's bytes stay what they are.
-        let out = timed(cache, |cache| cache.copy_out(0, &place.memory, place.index))?;
-        let back = timed(cache, |cache| cache.copy_in(0, &place.memory, place.index))?;
-        tier.places.give_back(place);
+        let allocate = cache.host_allocator()?;
+        let per_segment = (SEGMENT_BYTES / block_bytes).max(1);
+        tier.add_segment(allocate(max_blocks.min(per_segment))?);
+        if tier.num_untaken > 0 {
+            tier.segments = Some(Segments::begin(tier.num_untaken, per_segment, allocate)?);
+        }
+        let slot = tier.slots.take_free().ok_or_else(|| Error::internal("a segment without slots"))?;
+        // The first block's bytes are restored.
+        let out = timed(cache, |cache| cache.copy_out(0, &slot.memory, slot.index))?;
+        let back = timed(cache, |cache| cache.copy_in(0, &slot.memory, slot.index))?;
+        tier.slots.give_back(slot);
         tier.rest = back.done.saturating_sub(back.queued);
         Ok((tier, out, back))
     }
 
-    /// Takes more memory, if there may be more.
-    fn take_piece(&mut self, cache: &KvCache) -> Result<()> {
-        let num_blocks = self.num_untaken.min(self.blocks_per_piece);
-        if num_blocks == 0 {
-            return Ok(());
-        }
-        let memory = Arc::new(cache.host_blocks(num_blocks)?);
-        let place = |index| HostPlace { memory: Arc::clone(&memory), index };
-        self.places.add_free((0..num_blocks).map(place));
-        self.num_untaken -= num_blocks;
-        Ok(())
+    /// Adds slots in more memory.
+    fn add_segment(&mut self, memory: HostBlocks) {
+        let memory = Arc::new(memory);
+        let slot = |index| HostSlot { memory: Arc::clone(&memory), index };
+        self.slots.add_free((0..memory.num_blocks()).map(slot));
+        self.num_untaken = self.num_untaken.saturating_sub(memory.num_blocks());
     }
 
-    /// A place for another block: a free one, or that of the block that was used least recently and that nobody copies.
-    fn new_place(&mut self, cache: &KvCache) -> Option<Arc<HostPlace>> {
-        if let Some(place) = self.places.take_free() {
-            return Some(place);
+    /// A slot for another block: a free one, or that of the least recently used block without a pending copy.
+    fn new_slot(&mut self) -> Option<Arc<HostSlot>> {
+        if let Some(slot) = self.slots.take_free() {
+            return Some(slot);
         }
-        if let Err(error) = self.take_piece(cache) {
-            // What there is has to do.
-            self.num_untaken = 0;
-            (self.on_notice)(&format!("no more memory of the host for prefixes: {error}"));
-        }
-        if let Some(place) = self.places.take_free() {
-            return Some(place);
-        }
-        let (hash, Held { place, parent, token_ids, .. }) = self.places.evict()?;
+        let (hash, Held { slot, parent, token_ids, .. }) = self.slots.evict()?;
         self.note(false, hash, parent, token_ids);
-        Some(place)
+        Some(slot)
     }
 
     fn note(&mut self, is_new: bool, hash: BlockHash, parent: BlockHash, token_ids: Vec<u32>) {
@@ -139,7 +174,14 @@ impl HostTier {
     }
 }
 
-/// What a copy takes, of several in a row.
+impl Drop for HostTier {
+    /// The device may not go while memory is taken for it.
+    fn drop(&mut self) {
+        self.segments.take().into_iter().for_each(Segments::end);
+    }
+}
+
+/// The time of a copy, as one of several in sequence.
 fn timed(cache: &mut KvCache, copy: impl Fn(&mut KvCache) -> Result<()>) -> Result<CopyTimes> {
     cache.wait()?;
     let start = Instant::now();
@@ -167,24 +209,52 @@ impl Tier for HostTier {
     }
 
     fn num_readable(&self, blocks: &[BlockKey], start: usize) -> usize {
-        blocks.iter().skip(start).take_while(|block| self.places.find(block).is_some()).count()
+        blocks.iter().skip(start).take_while(|block| self.slots.find(block).is_some()).count()
     }
 
     fn fetch(&mut self, blocks: Vec<BlockKey>, _deliver: Deliver) -> Fetch {
-        let place = |block| Some(Arc::clone(&self.places.find(block)?.place));
-        let found: Vec<_> = blocks.iter().map_while(place).collect();
+        let slot = |block| Some(Arc::clone(&self.slots.find(block)?.slot));
+        let found: Vec<_> = blocks.iter().map_while(slot).collect();
         // The beginning of a prefix is used last, so that it stays longest.
-        blocks[..found.len()].iter().rev().for_each(|block| self.places.touch(block.hash));
+        blocks[..found.len()].iter().rev().for_each(|block| self.slots.touch(block.hash));
         self.stats.num_read_blocks += found.len() as u64;
         Fetch::Here(found.into_iter().map(Contents::Host).collect(), self.rest)
     }
 
     fn has(&self, block: &BlockKey) -> Option<bool> {
-        Some(self.places.find(block).is_some())
+        Some(self.slots.find(block).is_some())
     }
 
+    fn refresh(&mut self) {
+        while let Some(segments) = &self.segments {
+            match segments.receiver.try_recv() {
+                Ok(Ok(memory)) => {
+                    self.add_segment(memory);
+                    continue;
+                }
+                Err(TryRecvError::Empty) => return,
+                // Only existing memory is used.
+                Ok(Err(error)) => {
+                    (self.on_notice)(&format!("no more memory of the host for prefixes: {error}"));
+                }
+                Err(TryRecvError::Disconnected) => {}
+            }
+            self.num_untaken = 0;
+            self.segments.take().into_iter().for_each(Segments::end);
+        }
+    }
+
+    /// While more memory is being allocated, no block is evicted.
     fn num_free(&self) -> usize {
-        usize::MAX
+        if self.is_growing() { self.slots.num_free() } else { usize::MAX }
+    }
+
+    fn num_unused(&self) -> usize {
+        self.slots.num_free()
+    }
+
+    fn is_growing(&self) -> bool {
+        self.segments.is_some()
     }
 
     fn takes_evicted(&self) -> bool {
@@ -192,19 +262,19 @@ impl Tier for HostTier {
     }
 
     fn capacity(&self) -> usize {
-        self.places.capacity() + self.num_untaken
+        self.slots.capacity() + self.num_untaken
     }
 
     fn put(&mut self, blocks: Vec<(BlockId, BlockKey)>, cache: &mut KvCache) -> Result<()> {
         for (id, block) in blocks {
-            let place = self.new_place(cache);
-            let place = place.ok_or_else(|| Error::internal("no place in memory of the host is free"))?;
-            if let Err(error) = cache.copy_out(id.0, &place.memory, place.index) {
-                self.places.give_back(place);
+            let slot = self.new_slot();
+            let slot = slot.ok_or_else(|| Error::internal("no slot in memory of the host is free"))?;
+            if let Err(error) = cache.copy_out(id.0, &slot.memory, slot.index) {
+                self.slots.give_back(slot);
                 return Err(error);
             }
             let (hash, parent, token_ids) = (block.hash, block.parent, block.token_ids.clone());
-            if !self.places.insert(block, place) {
+            if !self.slots.insert(block, slot) {
                 return Err(Error::internal("two blocks have one name"));
             }
             self.note(true, hash, parent, token_ids);
@@ -218,7 +288,7 @@ impl Tier for HostTier {
     }
 
     fn record_events(&mut self, _on_change: Box<dyn Fn() + Send>) {
-        let there = self.places.blocks().filter(|(hash, _)| !hash.is_private());
+        let there = self.slots.blocks().filter(|(hash, _)| !hash.is_private());
         let there = there.map(|(hash, held)| Change {
             is_new: true,
             hash,
@@ -246,8 +316,36 @@ impl Tier for HostTier {
     }
 
     fn report(&self, stats: &mut EngineStats) {
-        let num_blocks = self.places.len() as u64;
+        let num_blocks = self.slots.len() as u64;
         stats.host_tier =
             Some(HostTierStats { num_blocks, num_bytes: num_blocks * self.block_bytes as u64, ..self.stats });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_comes_in_segments_until_all_is_there_or_no_more_is_given() {
+        let come = |limit: usize| {
+            let allocate = move |num_blocks| match num_blocks {
+                _ if num_blocks < limit => Ok(num_blocks),
+                _ => Err(Error::internal("no more")),
+            };
+            let segments = Segments::begin(10, 4, allocate).unwrap();
+            let came: Vec<_> = segments.receiver.iter().map(Result::ok).collect();
+            segments.end();
+            came
+        };
+        assert_eq!(come(5), [Some(4), Some(4), Some(2)]);
+        assert_eq!(come(4), [None]);
+    }
+
+    #[test]
+    fn a_dropped_tier_waits_for_one_segment_at_most() {
+        let segments = Segments::begin(usize::MAX, 1, |_| Ok(vec![0_u8; 1 << 16])).unwrap();
+        segments.receiver.recv().unwrap().unwrap();
+        segments.end();
     }
 }

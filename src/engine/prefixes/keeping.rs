@@ -1,7 +1,7 @@
-//! Gives tiers what sequences have published, or what the cache is about to give away: copies blocks from the device behind
-//! steps, a little at a time.
+//! Copies published blocks, and blocks that the cache is about to evict, from the device to tiers: after steps, a few
+//! at a time.
 //!
-//! Blocks wait in the cache, where they can be found. What is evicted before its turn is not kept.
+//! Waiting blocks stay findable in the cache. A block that is evicted before its turn is not kept.
 
 use std::time::{Duration, Instant};
 
@@ -12,19 +12,28 @@ use crate::kv_cache::BlockId;
 use crate::runner::KvCache;
 use crate::scheduler::{Scheduler, SeqId};
 
-/// What copying takes at most behind a step, or the sixteenth of one. One batch is copied in any case.
+/// The maximum time of copying after a step, or a sixteenth of the step. One batch is copied in any case.
 const MIN_KEEP_TIME: Duration = Duration::from_micros(500);
-/// And at a time while nothing runs: whoever comes waits for that.
+/// The maximum time of one batch while no request runs: a new request waits for it.
 const IDLE_KEEP_TIME: Duration = Duration::from_millis(2);
-/// And at the end, with what hashing the weights may still take.
+/// The maximum time at the end, including the rest of hashing the weights.
 const LAST_KEEP_TIME: Duration = Duration::from_secs(2);
 /// Bytes that are copied at once.
 const BATCH_BYTES: usize = 16 << 20;
-/// How much the latest batch says of what copying takes.
+/// The weight of the latest batch in the average time of copying.
 const NEWS: f64 = 0.25;
 
+/// The blocks that the cache evicts next and that a tier has.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Complete {
+    /// The number of changes of the free list; any change invalidates the above.
+    num_changes: u64,
+    /// The tier has all of the next ones, up to this number.
+    num_blocks: usize,
+}
+
 impl EngineCore {
-    /// Notes what a sequence has published since the last time.
+    /// Records the blocks that a sequence has published since the last call.
     pub(in crate::engine) fn note_published(&mut self, id: SeqId) {
         let (size, max_unkept) = (self.config().block_size, self.config().num_blocks);
         let Some(prefixes) = &mut self.prefixes else { return };
@@ -48,15 +57,15 @@ impl EngineCore {
         chain.num_noted = chain.num_noted.max(num_published);
     }
 
-    /// Copies some of what waits behind a step.
+    /// Copies some waiting blocks after a step.
     pub(in crate::engine) fn keep_some(&mut self) {
-        self.keep_for(MIN_KEEP_TIME.max(self.step_time / 16));
+        self.keep_for(MIN_KEEP_TIME.max(self.step_time / 16), self.scheduler.max_blocks_per_step());
     }
 
-    /// Copies some of what waits while nothing runs; whether there is more to do at once.
+    /// Copies some waiting blocks while no request runs. Returns whether more can be copied at once.
     pub(in crate::engine) fn keep_while_idle(&mut self) -> bool {
-        self.keep_for(IDLE_KEEP_TIME);
-        // Whoever comes waits for what is queued, so that is no more.
+        self.keep_for(IDLE_KEEP_TIME, usize::MAX);
+        // A new request waits for queued copies, so there are no more.
         if let Some(cache) = self.runner.kv_cache() {
             let _ = cache.wait();
         }
@@ -64,12 +73,18 @@ impl EngineCore {
         tiers.any(|kept| kept.can_keep(&self.scheduler))
     }
 
+    /// Whether there may be something to copy before the next command comes.
+    pub(in crate::engine) fn waits_for_tiers(&self) -> bool {
+        self.has_unkept()
+            || self.prefixes.iter().flat_map(|prefixes| &prefixes.tiers).any(|kept| kept.tier.is_growing())
+    }
+
     /// Whether blocks wait to be kept.
     pub(in crate::engine) fn has_unkept(&self) -> bool {
         self.prefixes.iter().flat_map(|prefixes| &prefixes.tiers).any(|kept| !kept.unkept.is_empty())
     }
 
-    /// Copies what waits before the engine ends, and says if that is not possible in a short time.
+    /// Copies waiting blocks before the engine ends, and reports if the time is too short.
     pub(in crate::engine) fn keep_rest(&mut self) {
         let end = Instant::now() + LAST_KEEP_TIME;
         let is_soon = |left: Duration| Instant::now() + left < end;
@@ -100,15 +115,19 @@ impl EngineCore {
         }
     }
 
-    fn keep_for(&mut self, max_time: Duration) {
+    /// Copies for this long, of the next evicted blocks no more than this many.
+    fn keep_for(&mut self, max_time: Duration, num_next: usize) {
         let Some(prefixes) = &mut self.prefixes else { return };
         let Some(cache) = self.runner.kv_cache() else { return };
-        prefixes.tiers.iter_mut().for_each(|kept| kept.keep_for(max_time, &self.scheduler, cache));
+        for kept in &mut prefixes.tiers {
+            kept.tier.refresh();
+            kept.keep_for(max_time, num_next, &self.scheduler, cache);
+        }
     }
 }
 
 impl Kept {
-    /// Whether the tier will ever take what was just published.
+    /// Whether the tier can still take the blocks that were just published.
     fn takes_published(&self) -> bool {
         !self.tier.takes_evicted() && self.may_keep()
     }
@@ -121,18 +140,23 @@ impl Kept {
     /// Whether something waits that can be copied now.
     fn can_keep(&self, scheduler: &Scheduler) -> bool {
         let has_work = match self.tier.takes_evicted() {
-            true => !self.is_complete(scheduler),
+            true => self.num_complete(scheduler) < usize::MAX,
             false => !self.unkept.is_empty(),
         };
         has_work && self.tier.is_ready() && self.tier.num_free() > 0
     }
 
-    /// Whether the tier has all that the cache gives away next.
-    fn is_complete(&self, scheduler: &Scheduler) -> bool {
-        self.complete_at == Some(scheduler.num_free_list_changes())
+    /// Of the blocks that the cache gives away next, how many the tier has in any case.
+    fn num_complete(&self, scheduler: &Scheduler) -> usize {
+        let is_current = self.complete.num_changes == scheduler.num_free_list_changes();
+        if is_current { self.complete.num_blocks } else { 0 }
     }
 
-    fn keep_for(&mut self, max_time: Duration, scheduler: &Scheduler, cache: &mut KvCache) {
+    fn set_complete(&mut self, num_blocks: usize, scheduler: &Scheduler) {
+        self.complete = Complete { num_changes: scheduler.num_free_list_changes(), num_blocks };
+    }
+
+    fn keep_for(&mut self, max_time: Duration, num_next: usize, scheduler: &Scheduler, cache: &mut KvCache) {
         let start = Instant::now();
         // Of the device, which takes its time later, and of the host.
         let mut device_seconds = 0.0;
@@ -143,7 +167,7 @@ impl Kept {
             let fitting = (BATCH_BYTES / cache.block_bytes().max(1)).max(1);
             let max_blocks = affordable.clamp(1, fitting).min(self.tier.num_free());
             let batch = match self.tier.takes_evicted() {
-                true => self.next_evicted(max_blocks, scheduler),
+                true => self.next_evicted(max_blocks, num_next, scheduler),
                 false => self.next_published(max_blocks, scheduler),
             };
             if batch.is_empty() {
@@ -153,7 +177,7 @@ impl Kept {
             if self.tier.put(batch, cache).is_err() {
                 self.tier.count_dropped(num_blocks);
                 // The same would come again.
-                self.complete_at = Some(scheduler.num_free_list_changes());
+                self.set_complete(usize::MAX, scheduler);
             }
             let seconds = begun.elapsed().as_secs_f64() / num_blocks as f64;
             self.copy_seconds += NEWS * (seconds - self.copy_seconds);
@@ -164,20 +188,47 @@ impl Kept {
         }
     }
 
-    /// Blocks that the cache gives away next and that the tier has not.
-    fn next_evicted(&mut self, max_blocks: usize, scheduler: &Scheduler) -> Vec<(BlockId, BlockKey)> {
-        if self.is_complete(scheduler) {
+    /// Of the `num_next` blocks that the cache gives away next, some that the tier has not.
+    fn next_evicted(
+        &mut self,
+        max_blocks: usize,
+        num_next: usize,
+        scheduler: &Scheduler,
+    ) -> Vec<(BlockId, BlockKey)> {
+        let num_soon = num_next.min(scheduler.max_blocks_per_step());
+        let batch = self.missing(max_blocks, num_soon, scheduler);
+        if !batch.is_empty() || num_next == num_soon {
+            return batch;
+        }
+        // A block that stays in the cache for longer evicts no other copy.
+        match self.tier.num_unused().min(max_blocks) {
+            0 if self.tier.is_growing() => Vec::new(),
+            0 => {
+                self.set_complete(num_next, scheduler);
+                Vec::new()
+            }
+            max_blocks => self.missing(max_blocks, num_next, scheduler),
+        }
+    }
+
+    fn missing(
+        &mut self,
+        max_blocks: usize,
+        num_next: usize,
+        scheduler: &Scheduler,
+    ) -> Vec<(BlockId, BlockKey)> {
+        if max_blocks == 0 || self.num_complete(scheduler) >= num_next {
             return Vec::new();
         }
         let key = |(id, hash, parent, token_ids): (_, _, _, &[u32])| {
-            (id, BlockKey { hash, parent, token_ids: token_ids.to_vec(), place: None })
+            (id, BlockKey { hash, parent, token_ids: token_ids.to_vec(), position: None })
         };
-        // More than fit would take each other's places.
-        let missing = scheduler.next_evicted().take(self.tier.capacity()).map(key);
+        // More than fit would evict each other.
+        let missing = scheduler.next_evicted(num_next).take(self.tier.capacity()).map(key);
         let missing = missing.filter(|(_, block)| self.tier.has(block) == Some(false));
         let batch: Vec<_> = missing.take(max_blocks).collect();
         if batch.is_empty() {
-            self.complete_at = Some(scheduler.num_free_list_changes());
+            self.set_complete(num_next, scheduler);
         }
         batch
     }

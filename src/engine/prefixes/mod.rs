@@ -1,17 +1,17 @@
-//! The engine and the places where prefixes are kept beside the cache: gives them what was computed, and has read what a new
-//! request begins with.
+//! The engine and the tiers that keep prefixes outside the cache: passes computed blocks to them, and has the prefixes
+//! of new requests read.
 //!
-//! A request whose prefix is read is held meanwhile, as one whose mask is made, so others pass it. What was read becomes
-//! free blocks that the scheduler finds by itself. It is never wrong to go on without: what takes too long is computed, and
-//! so is what is computed faster than it is read (`price.rs`). What is to be kept is copied behind steps, a little at a time
-//! (`keeping.rs`). A place is a [`Tier`].
+//! A request is held while its prefix is read, as during a mask, so others pass it. Read blocks become free blocks,
+//! which the scheduler finds by itself. It is always correct to continue without them: blocks whose read takes too
+//! long, or is slower than their computation (`price.rs`), are computed. Blocks are copied to tiers after steps, a few
+//! at a time (`keeping.rs`).
 
 mod disk;
 mod host;
 mod keeping;
-mod places;
 mod price;
 mod restoring;
+mod slots;
 #[cfg(test)]
 mod tests;
 mod tier;
@@ -23,6 +23,7 @@ use std::time::Instant;
 
 use self::disk::DiskTier;
 use self::host::HostTier;
+use self::keeping::Complete;
 use self::price::ReadPrice;
 use self::restoring::Restore;
 use self::tier::{BlockKey, Delivery, Line, Tier};
@@ -33,18 +34,19 @@ use crate::prefix_store::PrefixStore;
 use crate::runner::KvCache;
 use crate::scheduler::SeqId;
 
-/// What may be read and not yet be in the cache.
+/// A delivery that may have been read but is not in the cache yet.
 const MAX_WAITING_BYTES: usize = 64 << 20;
 
 type Listener = Arc<Mutex<Option<Arc<dyn Fn() + Send + Sync>>>>;
 
-/// Where prefixes are kept, and what is under way.
+/// The tiers, and the operations in progress.
 pub(super) struct Prefixes {
     restores: HashMap<SeqId, Restore>,
     /// Before the tiers, which wait for threads that may wait for this.
     delivered: Receiver<(SeqId, Delivery)>,
     sender: SyncSender<(SeqId, Delivery)>,
-    /// Is here already: what a tier had at hand, or what came while the owner of an engine without a thread waited.
+    /// Deliveries that are already here: those that a tier had at hand, or that arrived while an engine without a
+    /// thread waited.
     waiting: VecDeque<(SeqId, Delivery)>,
     /// There may be more than was taken.
     has_more: bool,
@@ -54,20 +56,19 @@ pub(super) struct Prefixes {
     preempted: VecDeque<SeqId>,
 }
 
-/// A tier, and what is known of it.
+/// A tier, and its measurements.
 struct Kept {
     tier: Box<dyn Tier>,
     price: ReadPrice,
-    /// Seconds that copying a block for it takes the host, and what the device computes nothing else for it.
+    /// Seconds per copied block: of the host, and of the device, which does not compute meanwhile.
     copy_seconds: f64,
     device_seconds: f64,
     /// Blocks that can be found in the cache and that the tier was not given yet, the oldest first.
     unkept: VecDeque<BlockKey>,
-    /// Changes of what is free when the tier had all that is given away next.
-    complete_at: Option<u64>,
+    complete: Complete,
 }
 
-/// What is kept of a sequence.
+/// The chain of a sequence's blocks.
 pub(super) struct Chain {
     line: Arc<Mutex<Line>>,
     /// Blocks that were noted to be kept.
@@ -102,7 +103,7 @@ impl Prefixes {
     }
 }
 
-/// Calls who listens.
+/// Calls the listener.
 fn wake(listener: &Listener) {
     let listener = listener.lock().unwrap_or_else(PoisonError::into_inner).clone();
     if let Some(listener) = listener {
@@ -110,8 +111,8 @@ fn wake(listener: &Listener) {
     }
 }
 
-/// What reading a block takes without the disk, and what copying one from the device takes, measured with the first block,
-/// whose bytes stay what they are.
+/// The time of reading a block without the disk, and of copying one from the device, measured with the first block,
+/// whose bytes are restored.
 fn expected_seconds(store: &PrefixStore, cache: &mut KvCache) -> (f64, f64) {
     let mut bytes = vec![0; cache.block_bytes()];
     let start = Instant::now();
@@ -133,12 +134,12 @@ impl EngineCore {
         self.add_tier(Box::new(DiskTier::new(store)), read_seconds, [copy_seconds, 0.0]);
     }
 
-    /// Copies blocks that the cache gives away to memory of the host, of which it takes so many bytes at most, and finds them
-    /// there. To be called before [`set_prefix_store`](Self::set_prefix_store): memory is looked at first. `on_notice` hears
-    /// what has to be said once.
+    /// Copies blocks that the cache evicts to host memory of at most this many bytes, and finds them there. Must be
+    /// called before [`set_prefix_store`](Self::set_prefix_store): host memory is looked at first. Calls `on_notice`
+    /// with messages, once each.
     ///
     /// # Errors
-    /// If the cache is in memory of the host itself, there is no room for a block, or the system does not give the memory.
+    /// If the cache is in host memory itself, no block fits, or the system does not provide the memory.
     pub fn set_host_tier(&mut self, max_bytes: u64, on_notice: impl Fn(&str) + Send + 'static) -> Result<()> {
         let Some(cache) = self.runner.kv_cache() else { return Ok(()) };
         let (tier, out, back) = HostTier::new(max_bytes, cache, Box::new(on_notice))?;
@@ -147,28 +148,35 @@ impl EngineCore {
         Ok(())
     }
 
-    /// Hears what a step with one token took before anybody was here, so that the first request, too, is read only if that is
-    /// cheaper than computing it.
+    /// Sets the time of a step with one token, as measured before the first request, so that its prefix, too, is read
+    /// only if that is cheaper than computing it.
     pub fn expect_steps(&mut self, seconds: f64) {
         self.scheduler.expect_steps(seconds);
     }
 
-    /// Looks for prefixes in this tier, too, behind those that there are. Reading a block there takes about so long, and
+    /// Looks for prefixes in this tier, too, after the existing ones. Reading a block there takes about so long, and
     /// `copying` one the host and the device.
     fn add_tier(&mut self, tier: Box<dyn Tier>, read_seconds: f64, copying: [f64; 2]) {
         let Some(cache) = self.runner.kv_cache() else { return };
         let prefixes = self.prefixes.get_or_insert_with(|| Prefixes::new(cache));
         let price = ReadPrice::expected(read_seconds);
         let ([copy_seconds, device_seconds], unkept) = (copying, VecDeque::new());
-        prefixes.tiers.push(Kept { tier, price, copy_seconds, device_seconds, unkept, complete_at: None });
+        prefixes.tiers.push(Kept {
+            tier,
+            price,
+            copy_seconds,
+            device_seconds,
+            unkept,
+            complete: Complete::default(),
+        });
     }
 
-    /// Adds what the tiers have done.
+    /// Adds the tiers' counters.
     pub(super) fn report_tiers(&self, stats: &mut EngineStats) {
         self.prefixes.iter().flat_map(|prefixes| &prefixes.tiers).for_each(|kept| kept.tier.report(stats));
     }
 
-    /// Keeps a record from now on of what the tiers have.
+    /// Starts to record changes of the tiers' contents.
     pub(super) fn record_tier_events(&mut self) {
         let Some(prefixes) = &mut self.prefixes else { return };
         for kept in &mut prefixes.tiers {
@@ -177,14 +185,14 @@ impl EngineCore {
         }
     }
 
-    /// What was recorded of the tiers since the last time.
+    /// Takes the tiers' recorded changes since the last call.
     pub(super) fn take_tier_events(&mut self) -> Vec<CacheEvent> {
         let hasher = self.scheduler.hasher();
         let tiers = self.prefixes.iter_mut().flat_map(|prefixes| &mut prefixes.tiers);
         tiers.flat_map(|kept| kept.tier.take_events(hasher)).collect()
     }
 
-    /// What is to be known of a sequence, if prefixes are kept.
+    /// The chain of a sequence, if prefixes are kept.
     pub(super) fn new_chain(&self, cache_salt: Option<&str>) -> Option<Box<Chain>> {
         let is_kept = self.prefixes.is_some() && self.config().enable_prefix_caching;
         let line = || Arc::new(Mutex::new(Line::new(cache_salt)));

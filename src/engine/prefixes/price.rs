@@ -1,11 +1,11 @@
-//! Whether a prefix is read or computed: what either has taken so far decides.
+//! Decides whether a prefix is read or computed, by the measured times of both.
 //!
-//! What is computed again and again needs no trial, every prompt is one. Reading is tried now and then where it seemed to
-//! be dearer, a few blocks at a time, so that a wrong estimate mends itself.
+//! Computing is measured with every prompt. Reading is tried now and then even if it seemed slower, a few blocks at a
+//! time, so that a wrong estimate corrects itself.
 
 use std::time::{Duration, Instant};
 
-/// What a fetch takes beside its blocks, in seconds: a thread is woken, and a file is opened.
+/// The fixed cost of a fetch, in seconds: a thread is woken, and a file is opened.
 const FETCH_SECONDS: f64 = 0.5e-3;
 /// Blocks that the mean is over.
 const MEMORY: u32 = 64;
@@ -15,16 +15,16 @@ const DOUBTED: u32 = 1;
 const TRIAL_INTERVAL: Duration = Duration::from_secs(30);
 pub(super) const TRIAL_BLOCKS: usize = 4;
 
-/// What becomes of a prefix that could be read.
+/// The decision on a prefix that could be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Decision {
     Read,
-    /// Its first blocks are, to learn what that takes.
+    /// Its first blocks are read, to measure the time.
     Try,
     Compute,
 }
 
-/// What it takes to read blocks, in seconds.
+/// The time of reading blocks, in seconds.
 #[derive(Debug)]
 pub(super) struct ReadPrice {
     block: f64,
@@ -36,7 +36,7 @@ pub(super) struct ReadPrice {
 }
 
 impl ReadPrice {
-    /// With what a block is expected to take.
+    /// Starts with the expected time of a block.
     pub(super) fn expected(block: f64) -> Self {
         Self { block, num_blocks: DOUBTED, last_read: None, was_said: [false; 2] }
     }
@@ -47,8 +47,8 @@ impl ReadPrice {
         self.block += (seconds - self.block) / f64::from(self.num_blocks);
     }
 
-    /// What to do with `num_blocks` that can be read behind `num_ahead` others, and that take `compute` seconds to be
-    /// computed, if that is known.
+    /// Decides on `num_blocks` that can be read after `num_ahead` others, and whose computation takes `compute`
+    /// seconds, if that is known.
     pub(super) fn decide(
         &mut self,
         num_blocks: usize,
@@ -76,8 +76,8 @@ impl ReadPrice {
         decision
     }
 
-    /// The line for the first time that prefixes are read, and for the first time that they are not. `block` is what it
-    /// takes to compute one.
+    /// The message for the first time that prefixes are read, and for the first time that they are not. `block` is the
+    /// time of computing one.
     pub(super) fn line(&mut self, decision: Decision, block: f64) -> Option<String> {
         let is_read = decision == Decision::Read;
         if std::mem::replace(&mut self.was_said[usize::from(is_read)], true) {
@@ -99,7 +99,7 @@ mod tests {
 
     const READ: f64 = 1e-3;
 
-    /// What is decided of `num_blocks` when computing one takes `compute` seconds.
+    /// The decision on `num_blocks` if computing one takes `compute` seconds.
     fn decided(price: &mut ReadPrice, num_blocks: usize, compute: f64, now: Instant) -> Decision {
         price.decide(num_blocks, 0, Some(compute * num_blocks as f64), now)
     }
@@ -133,7 +133,7 @@ mod tests {
         }
         assert!((2..=10).contains(&trials.len()), "{trials:?}");
         assert!(trials.windows(2).all(|pair| pair[1] - pair[0] >= 30), "{trials:?}");
-        // And the other way round: what is read too slowly is not read any more.
+        // The reverse: prefixes that are read too slowly are no longer read.
         let now = start + Duration::from_secs(600);
         assert_eq!(decided(&mut price, 50, 10e-3, now), Decision::Read);
         (0..50).for_each(|_| price.learn(50e-3));
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn either_is_said_once_with_both_figures() {
+    fn each_decision_is_logged_once_with_both_figures() {
         let mut price = ReadPrice::expected(READ);
         let line = price.line(Decision::Compute, 0.25e-3).unwrap();
         assert!(line.contains("computed") && line.contains("1.00 ms") && line.contains("0.25 ms"), "{line}");

@@ -1,4 +1,4 @@
-//! Reads what a new request begins with, and puts it into the cache.
+//! Reads the prefix of a new request, and copies it to the cache.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,20 +6,20 @@ use std::time::{Duration, Instant};
 use super::super::EngineCore;
 use super::super::following::Allowed;
 use super::price::{Decision, TRIAL_BLOCKS};
-use super::tier::{BlockKey, Contents, Delivery, Fetch, Place};
+use super::tier::{BlockKey, ChainPosition, Contents, Delivery, Fetch};
 use super::{Chain, Kept, Prefixes, wake};
 use crate::kv_cache::Medium;
 use crate::scheduler::{SeqId, Sequence, SequenceStatus};
 
-/// What copying takes at most in front of a step while others run, or the quarter of a step.
+/// The maximum time of copying before a step while others run, or a quarter of a step.
 const MIN_COPY_TIME: Duration = Duration::from_millis(2);
-/// And while nobody does.
+/// The same while no other request runs.
 const MAX_COPY_TIME: Duration = Duration::from_millis(200);
-/// A request is computed if nothing more has come for so long.
+/// A request is computed if no block has arrived for this long.
 const MAX_SILENCE: Duration = Duration::from_secs(2);
 
-/// So often, in blocks, those that were read are moved to where blocks are reused last, or they could make room for each
-/// other.
+/// After each number of blocks, those that were read are moved to the end of the free list, where blocks are reused
+/// last. Otherwise they could evict each other.
 const REFRESH: usize = 64;
 
 /// A request whose prefix is read.
@@ -28,7 +28,7 @@ pub(super) struct Restore {
     blocks: Vec<BlockKey>,
     /// Where it is read from.
     tier: usize,
-    /// The first one, the one that comes next, and the one behind the last one.
+    /// The first one, the one that comes next, and the one after the last one.
     start: usize,
     next: usize,
     end: usize,
@@ -40,7 +40,7 @@ impl EngineCore {
         self.prefixes.as_ref().is_some_and(|prefixes| prefixes.restores.contains_key(&id))
     }
 
-    /// Has read what a tier has of a new sequence's prefix and the cache has not, if that is cheaper than computing it.
+    /// Starts to read a new sequence's prefix from a tier, if the cache lacks it and reading is cheaper than computing.
     pub(in crate::engine) fn start_restore(&mut self, id: SeqId) {
         let size = self.config().block_size;
         let is_ready = |prefixes: &Prefixes| prefixes.tiers.iter().any(|kept| kept.tier.is_ready());
@@ -63,7 +63,7 @@ impl EngineCore {
         self.read_from(id, blocks, num_cached);
     }
 
-    /// Has read what a tier has of these blocks from `start` on; false if none has any or it is cheaper to compute them.
+    /// Starts to read these blocks from `start` on; false if no tier has any or computing is cheaper.
     fn read_from(&mut self, id: SeqId, mut blocks: Vec<BlockKey>, start: usize) -> bool {
         let size = self.config().block_size;
         let num_free = self.scheduler.num_free_blocks();
@@ -114,7 +114,7 @@ impl EngineCore {
         }
     }
 
-    /// Has read what a tier has of a sequence whose blocks were taken, as soon as there is room for all of it again.
+    /// Starts to read the blocks of a preempted sequence from a tier, as soon as all of it fits again.
     pub(in crate::engine) fn restore_preempted(&mut self) {
         let size = self.config().block_size;
         while let Some(&id) = self.prefixes.as_ref().and_then(|prefixes| prefixes.preempted.front()) {
@@ -134,7 +134,7 @@ impl EngineCore {
         }
     }
 
-    /// Puts what was read into the cache, no longer than others may wait for it, and goes on with those that have all.
+    /// Copies read blocks to the cache, within the time that others may wait, and continues sequences that have all.
     pub(in crate::engine) fn take_restored(&mut self) {
         if self.prefixes.as_ref().is_none_or(|prefixes| prefixes.restores.is_empty()) {
             return;
@@ -144,15 +144,22 @@ impl EngineCore {
             _ => MIN_COPY_TIME.max(self.step_time / 4),
         };
         let start = Instant::now();
+        // The device's time for copies after queueing.
+        let mut queued = Duration::ZERO;
         loop {
             let Some(prefixes) = &mut self.prefixes else { return };
-            let has_time = start.elapsed() < max_time;
+            let has_time = start.elapsed() + queued < max_time;
             prefixes.has_more = !has_time;
             if !has_time {
                 break;
             }
             match prefixes.recv() {
-                Ok((id, Delivery::Block(contents, time))) => self.restore(id, &contents, time),
+                Ok((id, Delivery::Block(contents, time))) => {
+                    if let Contents::Host(_) = contents {
+                        queued += time;
+                    }
+                    self.restore(id, &contents, time);
+                }
                 Ok((id, Delivery::End)) => self.go_on_restoring(id),
                 Err(_) => break,
             }
@@ -167,7 +174,7 @@ impl EngineCore {
     fn restore(&mut self, id: SeqId, contents: &Contents, read_time: Duration) {
         let size = self.config().block_size;
         let Some(restore) = self.prefixes.as_mut().and_then(|prefixes| prefixes.restores.get_mut(&id)) else {
-            // It was given up.
+            // It was aborted.
             return;
         };
         let (index, tier) = (restore.next, restore.tier);
@@ -187,7 +194,7 @@ impl EngineCore {
         self.scheduler.end_restore(id, index, block, written);
         if written {
             self.stats.num_external_hits += size as u64;
-            // What comes back for one that has run before was not found for it when it came.
+            // Restored blocks of a preempted sequence do not count as found for its request.
             let has_run =
                 self.scheduler.sequence(id).is_some_and(|sequence| sequence.prefix_miss().is_some());
             if let Some(chain) =
@@ -201,7 +208,8 @@ impl EngineCore {
         }
     }
 
-    /// A tier has given what it had. If that was all that was wanted, another one may have what follows.
+    /// A tier has delivered everything it had. If that was everything the request has there, another tier may have the
+    /// next blocks.
     fn go_on_restoring(&mut self, id: SeqId) {
         let restore = self.prefixes.as_mut().and_then(|prefixes| prefixes.restores.remove(&id));
         let Some(Restore { blocks, start, next, end, .. }) = restore else { return };
@@ -217,7 +225,7 @@ impl EngineCore {
         }
     }
 
-    /// The sequence takes part in steps again, if it waits for nothing else.
+    /// The sequence is scheduled again, if it waits for nothing else.
     pub(in crate::engine) fn release(&mut self, id: SeqId) {
         let has_mask =
             self.table.sequences.get(&id).is_some_and(|state| !matches!(state.allowed, Allowed::NotKnown));
@@ -239,13 +247,13 @@ impl EngineCore {
             return false;
         };
         if prefixes.waiting.is_empty() && !prefixes.has_more {
-            // What a mask or a slow disk needs is looked at in between.
+            // Masks and slow disks are checked in between.
             prefixes.waiting.extend(prefixes.delivered.recv_timeout(Duration::from_millis(20)));
         }
         true
     }
 
-    /// Whether something is read that has not come, and nothing that has come is left.
+    /// Whether some read is still pending, and no delivery is waiting.
     pub(in crate::engine) fn waits_for_restored(&self) -> bool {
         let is_waiting = |prefixes: &Prefixes| prefixes.waiting.is_empty() && !prefixes.has_more;
         self.prefixes.as_ref().is_some_and(|prefixes| prefixes.is_restoring() && is_waiting(prefixes))
@@ -258,8 +266,8 @@ impl EngineCore {
 }
 
 impl Kept {
-    /// What to do with so many blocks that can be read behind others, and that take `compute` seconds to be computed. The
-    /// first time of either is said.
+    /// The decision on this many blocks that can be read after others, and whose computation takes `compute` seconds.
+    /// Reports the first time of each outcome.
     fn decide(&mut self, num_blocks: usize, num_ahead: usize, compute: Option<f64>) -> Decision {
         let compute = compute.filter(|_| !self.tier.is_read_always());
         let decision = self.price.decide(num_blocks, num_ahead, compute, Instant::now());
@@ -277,7 +285,7 @@ impl Chain {
         let (hash, parent) = sequence.block_names(index)?;
         let token_ids = sequence.token_ids()[index * size..(index + 1) * size].to_vec();
         let num_grouped = sequence.num_grouped_in(index, size);
-        let place = Some(Place { line: Arc::clone(&self.line), index, num_grouped });
-        Some(BlockKey { hash, parent, token_ids, place })
+        let position = Some(ChainPosition { line: Arc::clone(&self.line), index, num_grouped });
+        Some(BlockKey { hash, parent, token_ids, position })
     }
 }

@@ -11,7 +11,7 @@ use crate::engine::{Event, ModelLimits, Request};
 use crate::kv_cache::{BlockHash, BlockHasher, BlockId, Medium};
 use crate::ops::cpu::CpuLevel;
 use crate::ops::{Context, KvCacheDType};
-use crate::runner::{RowOutput, Runner, Step};
+use crate::runner::{Runner, SequenceOutput, Step};
 use crate::sampling::{SampledToken, SamplingParams};
 use crate::self_test::one_layer;
 use crate::{Error, Result};
@@ -23,7 +23,7 @@ const VOCAB_SIZE: u32 = 1_000;
 /// Keeps tokens in the blocks of a real cache, and gives a token that follows from all that it reads back.
 struct TokenRunner {
     cache: KvCache,
-    /// What a token of a prompt takes.
+    /// The time of a prompt token.
     token_time: Duration,
 }
 
@@ -48,9 +48,9 @@ fn tokens_of(bytes: &[u8]) -> Vec<u32> {
 }
 
 impl Runner for TokenRunner {
-    fn execute(&mut self, step: &Step<'_>) -> Result<Vec<RowOutput>> {
+    fn execute(&mut self, step: &Step<'_>) -> Result<Vec<SequenceOutput>> {
         let mut outputs = Vec::new();
-        for row in &step.rows {
+        for row in &step.sequences {
             assert!(row.copy.is_none() && step.num_steps == 1);
             for position in row.start..row.start + row.len {
                 let block = row.block_table[position / BLOCK_SIZE];
@@ -61,9 +61,9 @@ impl Runner for TokenRunner {
             assert_eq!(read[..end], row.token_ids[..end], "a block has other tokens");
             let sum: u32 = read[..end].iter().fold(7, |sum, token| sum.wrapping_mul(31).wrapping_add(*token));
             let token = SampledToken { token_id: sum % VOCAB_SIZE, logprobs: None };
-            outputs.push(RowOutput {
+            outputs.push(SequenceOutput {
                 samples: row.samples.iter().map(|_| vec![Some(token.clone())]).collect(),
-                ..RowOutput::default()
+                ..SequenceOutput::default()
             });
             std::thread::sleep(self.token_time * u32::try_from(row.len).unwrap());
         }
@@ -78,7 +78,7 @@ impl Runner for TokenRunner {
 /// The name of the block before it, its tokens and its bytes.
 type Block = (BlockHash, Vec<u32>, Vec<u8>);
 
-/// What a tier has and has done.
+/// A tier's contents and calls.
 #[derive(Default)]
 struct Shelf {
     blocks: Mutex<HashMap<BlockHash, Block>>,
@@ -301,7 +301,7 @@ fn what_is_evicted_before_its_turn_is_not_kept() {
         1e-6,
         [put_time.as_secs_f64(), 0.0],
     );
-    // One behind the other, without a rest.
+    // One after the other, without a rest.
     for seed in 0..6 {
         core.submit(request(seed, 100)).unwrap();
     }
@@ -316,7 +316,7 @@ fn what_is_evicted_before_its_turn_is_not_kept() {
 }
 
 #[test]
-fn who_ends_before_a_tier_is_ready_waits_shortly_or_says_so() {
+fn an_end_before_a_tier_is_ready_waits_shortly_or_is_reported() {
     for (time_left, num_kept) in
         [(Some(Duration::from_millis(300)), 25), (Some(Duration::from_secs(9)), 0), (None, 0)]
     {
@@ -344,7 +344,7 @@ fn a_prefix_may_come_from_several_tiers() {
     }
     let wanted = answer(&mut core, request(1, 80)).0;
     evict(&mut core);
-    // The first one has the beginning, the other one what follows it.
+    // The first tier has the beginning, the other one the rest.
     let names = {
         let blocks = shelves[0].blocks.lock().unwrap();
         let child =
@@ -361,7 +361,7 @@ fn a_prefix_may_come_from_several_tiers() {
     assert_eq!([fetched[0] - before[0], fetched[1] - before[1]], [8, 11]);
 }
 
-/// Two that have no room beside each other: what one has to give back is not computed again.
+/// Two sequences that do not fit together: blocks that one releases are not computed again.
 #[test]
 fn a_preempted_sequence_finds_its_blocks() {
     let requests = || {
@@ -388,6 +388,6 @@ fn a_preempted_sequence_finds_its_blocks() {
     assert_eq!(tokens, wanted);
     let stats = core.stats();
     assert!(stats.scheduler.num_preemptions > 0);
-    // Nothing was there when they came.
+    // The cache was empty when they arrived.
     assert!(stats.num_external_hits > 0, "{stats:?}");
 }

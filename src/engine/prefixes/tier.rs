@@ -1,34 +1,34 @@
-//! A place where blocks are kept that the cache has not, as the engine sees it.
+//! A tier outside the cache, as the engine sees it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::host::HostPlace;
+use super::host::HostSlot;
 use crate::Result;
 use crate::engine::EngineStats;
 use crate::kv_cache::{BlockHash, BlockHasher, BlockId, CacheEvent, Medium};
 use crate::prefix_store::{BlockName, Namer};
 use crate::runner::KvCache;
 
-/// A full block by the names that it has in the cache, and by its place in a line.
+/// A full block by the names that it has in the cache, and by its position in a line.
 #[derive(Clone)]
 pub(super) struct BlockKey {
     pub(super) hash: BlockHash,
     pub(super) parent: BlockHash,
     pub(super) token_ids: Vec<u32>,
-    /// Where that is known: blocks that the cache gives away are nobody's.
-    pub(super) place: Option<Place>,
+    /// The owner, if known: blocks that the cache evicts have none.
+    pub(super) position: Option<ChainPosition>,
 }
 
 /// Which block of which line it is, and how many of its tokens are computed in groups of a prompt.
 #[derive(Clone)]
-pub(super) struct Place {
+pub(super) struct ChainPosition {
     pub(super) line: Arc<Mutex<Line>>,
     pub(super) index: usize,
     pub(super) num_grouped: usize,
 }
 
-/// Blocks that follow each other, with the names that outlive the process, as far as they are known.
+/// Consecutive blocks, with their persistent names, as far as they are known.
 pub(super) struct Line {
     salt: Option<String>,
     names: Vec<BlockName>,
@@ -43,7 +43,7 @@ impl Line {
         self.salt.is_some()
     }
 
-    /// The name of full block `index` with these tokens, of which so many are computed in groups, and that of the block
+    /// The name of full block `index` with these tokens, of which this many are computed in groups, and that of the block
     /// before it. None if that has none.
     fn name(
         &mut self,
@@ -63,7 +63,7 @@ impl Line {
     }
 }
 
-impl Place {
+impl ChainPosition {
     /// The line, which is only ever used on the engine's thread.
     pub(super) fn line(&self) -> MutexGuard<'_, Line> {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
@@ -73,37 +73,37 @@ impl Place {
 impl BlockKey {
     /// The lasting names of the block and of the one before it; none if that has none.
     pub(super) fn names(&self, namer: &Namer) -> Option<(BlockName, BlockName)> {
-        let place = self.place.as_ref()?;
-        place.line().name(place.index, &self.token_ids, place.num_grouped, namer)
+        let position = self.position.as_ref()?;
+        position.line().name(position.index, &self.token_ids, position.num_grouped, namer)
     }
 }
 
-/// What comes of a fetch.
+/// A result of a fetch.
 pub(super) enum Delivery {
-    /// The next block, and what it took to have it.
+    /// The next block, and the time of reading it.
     Block(Contents, Duration),
-    /// Nothing more comes: all are there, or one could not be had.
+    /// The end: all blocks were delivered, or one could not be read.
     End,
 }
 
-/// What is in a block.
+/// The contents of a block.
 pub(super) enum Contents {
     /// Its bytes, as [`KvCache::read_block`] gives them.
     Bytes(Vec<u8>),
     /// They are in memory of the host.
-    Host(Arc<HostPlace>),
+    Host(Arc<HostSlot>),
 }
 
 impl Contents {
     pub(super) fn write(&self, cache: &mut KvCache, block: BlockId) -> Result<()> {
         match self {
             Self::Bytes(bytes) => cache.write_block(block.0, bytes),
-            Self::Host(place) => place.copy_to(cache, block),
+            Self::Host(slot) => slot.copy_to(cache, block),
         }
     }
 }
 
-/// Is called on another thread for each block, and last with the end. Returns whether more is wanted, and may wait.
+/// Is called on another thread for each block, and last with the end. Returns whether more is needed, and may wait.
 pub(super) type Deliver = Box<dyn FnMut(Delivery) -> bool + Send>;
 
 /// How blocks come.
@@ -112,13 +112,13 @@ pub(super) enum Fetch {
     Refused,
     /// They are delivered.
     Comes,
-    /// Here they are, and what the device takes to have each after it was told to.
+    /// Here they are, and the device's time for each copy after its launch.
     Here(Vec<Contents>, Duration),
 }
 
-/// A place where blocks are kept that the cache has not. Nothing here waits for it.
+/// Blocks outside the cache, in host memory or in files. No call blocks.
 pub(super) trait Tier: Send {
-    /// What it is.
+    /// Its name.
     fn medium(&self) -> Medium;
 
     /// Whether it may have or take anything now.
@@ -127,7 +127,7 @@ pub(super) trait Tier: Send {
     /// Whether it is not ready, and may be later.
     fn is_pending(&self) -> bool;
 
-    /// What is left until it is ready, if that is known.
+    /// The estimated time until it is ready, if known.
     fn time_left(&self) -> Option<Duration>;
 
     /// Whether it is read also where computing seems to be cheaper.
@@ -144,15 +144,28 @@ pub(super) trait Tier: Send {
     /// Whether it has a block, or soon will; none if it cannot take it.
     fn has(&self, block: &BlockKey) -> Option<bool>;
 
+    /// Collects the results of its other threads.
+    fn refresh(&mut self) {}
+
     /// How many blocks it takes now.
     fn num_free(&self) -> usize;
 
-    /// Whether it takes blocks when the cache is about to give them away, and not as soon as they are computed.
+    /// How many it takes without giving up others.
+    fn num_unused(&self) -> usize {
+        0
+    }
+
+    /// Whether it will take more by itself.
+    fn is_growing(&self) -> bool {
+        false
+    }
+
+    /// Whether it takes blocks when the cache is about to evict them, and not as soon as they are computed.
     fn takes_evicted(&self) -> bool {
         false
     }
 
-    /// How many blocks it has room for.
+    /// Its capacity in blocks.
     fn capacity(&self) -> usize {
         usize::MAX
     }
@@ -160,22 +173,22 @@ pub(super) trait Tier: Send {
     /// Takes blocks, which are there in the cache.
     ///
     /// # Errors
-    /// If one of them cannot be copied from the device, or there is no place for it now. Those before it are taken.
+    /// If one of them cannot be copied from the device, or there is no free slot for it now. Those before it are taken.
     fn put(&mut self, blocks: Vec<(BlockId, BlockKey)>, cache: &mut KvCache) -> Result<()>;
 
     /// Counts blocks that it was not given.
     fn count_dropped(&mut self, num_blocks: usize);
 
-    /// Keeps a record from now on of what it has, for [`take_events`](Self::take_events). `on_change` hears on another thread
-    /// when there is something new in it.
+    /// Starts to record changes of its contents, for [`take_events`](Self::take_events). Calls `on_change` on another
+    /// thread when there are new ones.
     fn record_events(&mut self, on_change: Box<dyn Fn() + Send>);
 
-    /// What was recorded since the last time, without what has a salt.
+    /// Takes the changes since the last call, without those of blocks with a salt.
     fn take_events(&mut self, hasher: &BlockHasher) -> Vec<CacheEvent>;
 
-    /// Says a line.
+    /// Prints a line.
     fn notice(&self, line: &str);
 
-    /// Adds what it has done.
+    /// Adds its counters.
     fn report(&self, stats: &mut EngineStats);
 }

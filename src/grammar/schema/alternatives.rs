@@ -16,26 +16,26 @@ const MAX_OPTIONS: usize = 64;
 
 impl Rules<'_> {
     /// Alternatives together with these fields, for the same values as `oneOf` these branches, but for those that are valid
-    /// under two of them. None if they cannot be told apart.
-    pub(super) fn told_apart(&mut self, branches: &[Value], fields: &Fields) -> Result<Option<Vec<Value>>> {
+    /// under two of them. None if they cannot be distinguished.
+    pub(super) fn disjoint(&mut self, branches: &[Value], fields: &Fields) -> Result<Option<Vec<Value>>> {
         let flat = branches.iter().map(|branch| self.flat(branch)).collect::<Result<Vec<_>>>()?;
-        let mut beside: Vec<Vec<usize>> = vec![Vec::new(); branches.len()];
+        let mut overlapping: Vec<Vec<usize>> = vec![Vec::new(); branches.len()];
         for (index, one) in flat.iter().enumerate() {
             for (at, other) in flat.iter().enumerate().skip(index + 1) {
                 self.count_merge()?;
                 let is_disjoint =
                     one.as_ref().zip(other.as_ref()).is_some_and(|(a, b)| self.are_disjoint(a, b, 0));
                 if !is_disjoint {
-                    beside[index].push(at);
-                    beside[at].push(index);
+                    overlapping[index].push(at);
+                    overlapping[at].push(index);
                 }
             }
         }
-        if branches.len() > MAX_BRANCHES && beside.iter().any(|others| !others.is_empty()) {
+        if branches.len() > MAX_BRANCHES && overlapping.iter().any(|others| !others.is_empty()) {
             return Ok(None);
         }
         let mut all = Vec::new();
-        for (branch, others) in branches.iter().zip(&beside) {
+        for (branch, others) in branches.iter().zip(&overlapping) {
             let whole = match fields.is_empty() {
                 true => branch.clone(),
                 false => json!({"allOf": [fields, branch]}),
@@ -46,12 +46,12 @@ impl Rules<'_> {
                 None => return Ok(None),
             }
         }
-        // Nothing but what is valid under two of them is most likely not what was meant.
+        // A schema that only allows values that are valid under two of them is most likely a mistake.
         let is_lost = all.is_empty() && !branches.is_empty();
         Ok(Some(all).filter(|_| !is_lost))
     }
 
-    /// What of a schema is not valid under the others. None if that cannot be written.
+    /// The values of a schema that are not valid under the others. None if they cannot be written as a schema.
     fn without_others(&mut self, whole: Value, others: &[&Value]) -> Result<Option<Vec<Value>>> {
         if others.is_empty() {
             return Ok(Some(vec![whole]));
@@ -60,7 +60,7 @@ impl Rules<'_> {
         let mut options = vec![whole];
         for other in others {
             let rest = self.complement(other, &base, 0)?;
-            // Of objects, what tells them apart is enough.
+            // For objects, distinguishing properties suffice.
             if !rest.is_whole() && (rest.options.is_empty() || !base.is_object()) {
                 return Ok(None);
             }
@@ -81,7 +81,7 @@ impl Rules<'_> {
         Ok(Some(options))
     }
 
-    /// Whether no value is valid under both, as far as that is easily told.
+    /// Whether certainly no value is valid under both, by a simple check.
     fn are_disjoint(&self, one: &Value, other: &Value, depth: usize) -> bool {
         const MAX_DEPTH: usize = 8;
         let resolved = |schema: &Value| -> Option<Fields> {

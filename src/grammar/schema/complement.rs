@@ -1,7 +1,7 @@
-//! What a schema does not allow, as other schemas: for `not`, and for alternatives that exclude each other.
+//! The complement of a schema, as other schemas: for `not`, and for alternatives that exclude each other.
 //!
-//! Invariant: no value that these schemas allow is valid under the first one, whatever it says of keys that it does not
-//! name. That all other values are allowed is told with them, because it is not always so.
+//! Invariant: no value that these schemas allow is valid under the first one, for every treatment of keys that it does
+//! not name. Whether they allow all other values is returned with them, because they do not always.
 
 use serde_json::{Map, Value, json};
 
@@ -16,24 +16,24 @@ type Fields = Map<String, Value>;
 const MAX_DEPTH: usize = 4;
 /// Most schemas that are written for one.
 const MAX_OPTIONS: usize = 64;
-/// The values that are looked at.
+/// The values under test.
 #[derive(Debug, Clone)]
 pub(super) struct Base {
     /// Of these types.
     kinds: Vec<String>,
-    /// What objects say of the keys that they name.
+    /// The constraints of objects on the keys that they name.
     properties: Fields,
     /// Objects have no other keys than those.
     is_closed: bool,
-    /// Nothing is said of keys, so that a schema that names one has to allow others.
+    /// No keyword limits keys, so a schema that names one must allow others.
     is_free: bool,
 }
 
-/// Schemas of which each allows a part of what another one does not.
+/// Schemas that each allow some of the values outside another one.
 #[derive(Debug, Default)]
 pub(super) struct Complement {
     pub(super) options: Vec<Value>,
-    /// There are values beside these.
+    /// There are further values.
     is_partial: bool,
 }
 
@@ -69,7 +69,7 @@ impl Base {
         self.kinds.iter().all(|kind| kind == "object")
     }
 
-    /// A schema of objects, which says this.
+    /// A schema of objects with these constraints.
     fn object(&self, mut schema: Value) -> Value {
         schema["type"] = "object".into();
         if self.is_free && schema.get("properties").is_some() {
@@ -88,13 +88,13 @@ impl Complement {
         !self.is_partial
     }
 
-    /// What is in one of them.
+    /// The union.
     fn add(&mut self, other: Self) {
         self.options.extend(other.options);
         self.is_partial |= other.is_partial;
     }
 
-    /// What is in both.
+    /// The intersection.
     fn and(&self, other: &Self) -> Self {
         let mut both = Self { options: Vec::new(), is_partial: self.is_partial || other.is_partial };
         if self.options.len() * other.options.len() > MAX_OPTIONS {
@@ -108,16 +108,16 @@ impl Complement {
 }
 
 impl Rules<'_> {
-    /// What of the values of `fields` is not valid under a schema.
+    /// The values of `fields` that are not valid under a schema.
     pub(super) fn complement_in(&mut self, schema: &Value, fields: &Fields) -> Result<Complement> {
         let base = self.base_of(&fields.clone().into())?;
         self.complement(schema, &base, 0)
     }
 
-    /// What a schema of strings says of them, in the keywords that texts have.
+    /// The constraints of a schema on strings, in the keywords of texts.
     ///
     /// # Errors
-    /// If it says more.
+    /// If it has others.
     pub(super) fn text_fields(&mut self, schema: &Value) -> Result<Fields> {
         let none = || Error::invalid_request("no string is valid under the JSON schema");
         let fields = self.as_one(schema, 0)?.ok_or_else(none)?;
@@ -128,14 +128,14 @@ impl Rules<'_> {
         let other = fields.keys().find(|name| !is_of_texts(name) && !is_of_others(name));
         match other {
             Some(name) => Err(Error::invalid_request(format!(
-                "the JSON schema of a string says {name}, which cannot be enforced where texts have no quotes"
+                "the JSON schema of a string has {name}, which cannot be enforced for strings without quotes"
             ))
-            .with_hint("say it with minLength, maxLength, pattern or enum")),
+            .with_hint("use minLength, maxLength, pattern or enum")),
             None => Ok(fields),
         }
     }
 
-    /// The values of a schema, as far as can be said of it.
+    /// The known values of a schema.
     pub(super) fn base_of(&mut self, schema: &Value) -> Result<Base> {
         match self.as_one(schema, 0)? {
             Some(fields) => Base::of(&fields),
@@ -158,7 +158,7 @@ impl Rules<'_> {
         Ok(Some(fields))
     }
 
-    /// What of these values is not valid under a schema, which is so deep inside another one.
+    /// Those of these values that are not valid under a schema at this depth.
     pub(super) fn complement(&mut self, schema: &Value, base: &Base, depth: usize) -> Result<Complement> {
         self.count_merge()?;
         if depth > MAX_DEPTH {
@@ -263,9 +263,9 @@ impl Rules<'_> {
     }
 }
 
-/// What holds where a keyword about a value itself does not.
+/// The negation of a keyword about a value itself.
 enum Opposite {
-    /// Nothing: it always holds, or another keyword is about the same.
+    /// None: it always holds, or another keyword covers it.
     None,
     Is(Value),
     /// It cannot be written.
@@ -285,7 +285,7 @@ fn opposite(keyword: &str, fields: &Fields) -> Opposite {
         "maxLength" => more("minLength"),
         "minItems" => less("maxItems"),
         "maxItems" => more("minItems"),
-        // Draft 4 has a truth value beside the bound.
+        // Draft 4 has a truth value next to the bound.
         "exclusiveMinimum" | "exclusiveMaximum" if given.is_boolean() => return Opposite::None,
         "minimum" if is_exclusive("exclusiveMinimum") => bound("maximum"),
         "maximum" if is_exclusive("exclusiveMaximum") => bound("minimum"),
@@ -315,7 +315,7 @@ fn has_others(fields: &Fields, base: &Base) -> Complement {
     Complement { options: options.collect(), is_partial: !base.is_closed }
 }
 
-/// The types that a schema and the values that are looked at have in common. The other types are added to what is found.
+/// The common types of the schema and the values under test. The other types are added to the result.
 fn shared_kinds(fields: &Fields, base: &Base, found: &mut Complement) -> Vec<String> {
     let Some(allowed) = fields.get("type").map(names) else { return base.kinds.clone() };
     let (mut shared, mut others) = (Vec::new(), Vec::new());

@@ -1,6 +1,6 @@
-//! Keywords that say when something else holds, written in those that rules are made of.
+//! Rewrites conditional keywords to those that rules support.
 //!
-//! Invariant: what comes out allows no value that what came in does not.
+//! Invariant: the output allows no value that the input does not.
 
 use serde_json::{Map, Value, json};
 
@@ -10,13 +10,13 @@ use crate::{Error, Result};
 
 type Fields = Map<String, Value>;
 
-/// Most keys that demand others: each of them doubles the forms of an object.
+/// Most keys that demand others: each of them doubles the variants of an object.
 const MAX_DEPENDENT: usize = 6;
 /// Most negations inside one another.
 const MAX_NOTS: usize = 6;
 
 impl Rules<'_> {
-    /// The keywords that say something of values; none if no value is valid.
+    /// The keywords that constrain values; none if no value is valid.
     pub(super) fn plain(&mut self, fields: &Fields) -> Result<Option<Fields>> {
         let mut fields = fields.clone();
         let mut members = Vec::new();
@@ -36,7 +36,7 @@ impl Rules<'_> {
         Ok(Some(Fields::from_iter([("allOf".to_owned(), members.into())])))
     }
 
-    /// Takes out a `not` if what is left can be written in other keywords. False if it refuses all.
+    /// Removes a `not` if the rest can be written in other keywords. False if it refuses all.
     fn without_not(&mut self, fields: &mut Fields, members: &mut Vec<Value>) -> Result<bool> {
         let Some(refused) = fields.get("not") else { return Ok(true) };
         let refused = self.followed(refused)?;
@@ -70,7 +70,7 @@ impl Rules<'_> {
         Ok(true)
     }
 
-    /// Takes out a `not` that refuses what is valid under this schema.
+    /// Removes a `not` that excludes the values of this schema.
     fn without(&mut self, refused: &Value, fields: &mut Fields, members: &mut Vec<Value>) -> Result<bool> {
         let mut others = fields.clone();
         others.remove("not");
@@ -151,7 +151,7 @@ impl Rules<'_> {
         Ok(())
     }
 
-    /// The schema that a reference is to, if it is nothing else.
+    /// The target of a schema that is only a reference.
     fn followed(&self, schema: &Value) -> Result<Value> {
         let mut schema = schema;
         for _ in 0..8 {
@@ -168,12 +168,12 @@ fn is_everything(schema: &Value) -> bool {
     *schema == true || schema.as_object().is_some_and(Map::is_empty)
 }
 
-/// A condition that always or never holds, or on which nothing depends.
+/// A condition that is constant, or without consequences.
 fn without_if(fields: &mut Fields, members: &mut Vec<Value>) {
     let condition = fields.get("if").cloned();
     let depends = fields.contains_key("then") || fields.contains_key("else");
     let holds = match condition {
-        // Nothing depends on nothing.
+        // No condition, no consequence.
         None => None,
         Some(_) if !depends => None,
         Some(schema) if is_everything(&schema) => Some("then"),
@@ -188,7 +188,7 @@ fn without_if(fields: &mut Fields, members: &mut Vec<Value>) {
 /// A key that demands others: it is not there, or they are.
 fn without_dependent(fields: &mut Fields, members: &mut Vec<Value>) -> Result<()> {
     let mut num_dependent = 0;
-    // Where nothing is said of keys, naming one must not close the object.
+    // Where no keyword limits keys, naming one must not close the object.
     let says = ["properties", "patternProperties", "additionalProperties", "$ref", "allOf", "anyOf", "oneOf"];
     let is_free = !says.into_iter().any(|name| fields.contains_key(name));
     for keyword in ["dependentRequired", "dependentSchemas", "dependencies"] {
@@ -199,7 +199,7 @@ fn without_dependent(fields: &mut Fields, members: &mut Vec<Value>) -> Result<()
                 Value::Array(names) if names.is_empty() => continue,
                 demand if is_everything(&demand) => continue,
                 Value::Array(mut names) => {
-                    // In this order where the schema says nothing of them.
+                    // In this order where the schema does not decide.
                     names.insert(0, name.as_str().into());
                     json!({"required": names})
                 }
@@ -218,7 +218,7 @@ fn without_dependent(fields: &mut Fields, members: &mut Vec<Value>) -> Result<()
                 return Err(Error::invalid_request(format!(
                     "{keyword} in the JSON schema has more than {MAX_DEPENDENT} keys, the most that can be enforced"
                 ))
-                .with_hint("write the forms of the object as anyOf"));
+                .with_hint("write the variants of the object as anyOf"));
             }
             let mut without = json!({"properties": {name: false}});
             if is_free {

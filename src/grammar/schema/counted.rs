@@ -1,7 +1,7 @@
 //! Lists that must contain something, so and so often.
 //!
-//! A list is a walk over pairs: how many items there are, and how many of them are what is wanted. Each pair is a rule
-//! for what may follow.
+//! A list is a walk over pairs: the number of items, and the number of matches. Each pair is a rule for the rest of the
+//! list.
 
 use serde_json::{Value, json};
 
@@ -11,24 +11,24 @@ use crate::{Error, Result};
 /// Most pairs.
 const MAX_PAIRS: usize = 2_000;
 
-/// What a list says of its items.
+/// The constraints on a list's items.
 pub(super) struct Counted<'s> {
-    /// Those of the first places.
+    /// Those of the first positions.
     pub(super) first: &'s [Value],
     /// The others.
     pub(super) item: Option<&'s Value>,
-    /// What it must contain.
+    /// The schema that it must contain.
     pub(super) wanted: &'s Value,
     /// The fewest and the most items.
     pub(super) min: usize,
     pub(super) max: usize,
-    /// The fewest of them that are wanted, and the most if there is a limit.
+    /// The minimum of matches, and the maximum if there is one.
     pub(super) least: usize,
     pub(super) most: Option<usize>,
 }
 
 impl Counted<'_> {
-    /// The last place and the last number of wanted items that are told apart: behind them all are alike.
+    /// The last position and the last number of matches that are distinguished: after them all are alike.
     fn ends(&self) -> (usize, usize) {
         let last = if self.max < usize::MAX { self.max } else { self.first.len().max(self.min).max(1) };
         (last, self.most.unwrap_or(self.least))
@@ -44,18 +44,18 @@ impl Rules<'_> {
         let (last, most) = list.ends();
         if last.saturating_add(1).saturating_mul(most.saturating_add(1)) > MAX_PAIRS {
             return Err(Error::invalid_request(format!(
-                "contains in the JSON schema can be enforced for {MAX_PAIRS} pairs of a place and of how often something \
-                 is contained; a list of {last} items with {most} of them has more"
+                "contains in the JSON schema can be enforced for {MAX_PAIRS} pairs of a position and a number of \
+                 matches; a list of {last} items with {most} matches has more"
             ))
             .with_hint("lower maxItems, minItems, minContains or maxContains"));
         }
-        // From the end: what may follow after so many items. None if the list cannot end from there.
+        // From the end: the rule after this many items. None if the list cannot end from there.
         let mut after: Vec<Option<String>> = vec![None; most + 1];
-        for place in (0..=last).rev() {
+        for index in (0..=last).rev() {
             let mut here: Vec<Option<String>> = vec![None; most + 1];
             for found in (0..=most).rev() {
-                let next = if place < last { &after } else { &here };
-                here[found] = self.behind(list, place, found, next)?;
+                let next = if index < last { &after } else { &here };
+                here[found] = self.after(list, index, found, next)?;
             }
             after = here;
         }
@@ -65,27 +65,27 @@ impl Rules<'_> {
         }
     }
 
-    /// What may follow `place` items of which `found` are wanted, if this may follow one item more.
-    fn behind(
+    /// The rule after `index` items with `found` matches, given the rules after one item more.
+    fn after(
         &mut self,
         list: &Counted<'_>,
-        place: usize,
+        index: usize,
         found: usize,
         next: &[Option<String>],
     ) -> Result<Option<String>> {
         let (last, most) = list.ends();
-        let may_end = place >= list.min && found >= list.least;
+        let may_end = index >= list.min && found >= list.least;
         let mut options = Vec::new();
         let mut again = Vec::new();
-        if place < list.max {
-            let (wanted, other) = self.items_at(list, place, found)?;
-            let comma = if place > 0 { "\",\" " } else { "" };
+        if index < list.max {
+            let (wanted, other) = self.items_at(list, index, found)?;
+            let comma = if index > 0 { "\",\" " } else { "" };
             for (item, count) in [(wanted, (found + 1).min(most)), (other, found)] {
                 let Some(item) = item else { continue };
                 match &next[count] {
-                    // In the last place, it goes on with itself.
-                    _ if place == last && count == found => again.push(format!("{comma}{item}")),
-                    Some(behind) => options.push(format!("{comma}{item} {behind}")),
+                    // In the last position, it repeats itself.
+                    _ if index == last && count == found => again.push(format!("{comma}{item}")),
+                    Some(after) => options.push(format!("{comma}{item} {after}")),
                     None => {}
                 }
             }
@@ -104,16 +104,16 @@ impl Rules<'_> {
         self.part(body).map(Some)
     }
 
-    /// What may stand in a place where so many are found: what is wanted, and anything else. What is not counted any more
-    /// is anything else.
+    /// The items at a position with this many matches: a match, or another item. Matches beyond the counted ones are
+    /// other items.
     fn items_at(
         &mut self,
         list: &Counted<'_>,
-        place: usize,
+        index: usize,
         found: usize,
     ) -> Result<(Option<String>, Option<String>)> {
         let any = Value::Bool(true);
-        let item = list.first.get(place).or(list.item).unwrap_or(&any);
+        let item = list.first.get(index).or(list.item).unwrap_or(&any);
         let is_counted = found < list.most.unwrap_or(list.least);
         let wanted = match is_counted {
             true => self.value(&json!({"allOf": [item, list.wanted]}))?,

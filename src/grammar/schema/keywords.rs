@@ -1,4 +1,4 @@
-//! What the keywords of a schema are and how they are read.
+//! The keywords of schemas and their parsing.
 
 use serde_json::{Map, Value};
 
@@ -8,7 +8,7 @@ use crate::{Error, Result, quoted};
 
 type Fields = Map<String, Value>;
 
-/// Keywords that are understood, beside annotations.
+/// Keywords that are understood, in addition to annotations.
 const ENFORCED: [&str; 31] = [
     "$ref",
     "additionalItems",
@@ -42,7 +42,7 @@ const ENFORCED: [&str; 31] = [
     "type",
     "uniqueItems",
 ];
-/// Keywords of JSON schemas that cannot be enforced. What is in no list means nothing in a JSON schema.
+/// Keywords of JSON schemas that cannot be enforced. Words in no list are not keywords of JSON schemas.
 const REFUSED: [&str; 12] = [
     "$dynamicRef",
     "$recursiveRef",
@@ -105,7 +105,7 @@ pub(super) fn wrong(keyword: &str, expected: &str) -> Error {
     Error::invalid_request(format!("{keyword} in the JSON schema is not {expected}"))
 }
 
-/// The keywords that say something of values.
+/// The keywords that constrain values.
 pub(super) fn constraints(fields: &Fields) -> Result<Fields> {
     let mut kept = Fields::new();
     for (name, value) in fields {
@@ -132,7 +132,7 @@ pub(super) fn constraints(fields: &Fields) -> Result<Fields> {
     Ok(kept)
 }
 
-/// The types that a value may have. A keyword of one type stands for the type if nothing else does.
+/// The allowed types of a value. A keyword of one type implies that type if there is no other information.
 pub(super) fn kinds(fields: &Fields) -> Result<Vec<&str>> {
     let mut kinds = match fields.get("type") {
         Some(kinds @ (Value::String(_) | Value::Array(_))) => names(kinds),
@@ -141,10 +141,10 @@ pub(super) fn kinds(fields: &Fields) -> Result<Vec<&str>> {
             let has_keyword = |(_, keywords): &&(&str, &[&str])| {
                 keywords.iter().any(|keyword| fields.contains_key(*keyword))
             };
-            let told: Vec<&str> = TYPES.iter().filter(has_keyword).map(|(kind, _)| *kind).collect();
-            match told.is_empty() {
+            let kinds: Vec<&str> = TYPES.iter().filter(has_keyword).map(|(kind, _)| *kind).collect();
+            match kinds.is_empty() {
                 true => TYPES.iter().map(|(kind, _)| *kind).collect(),
-                false => told,
+                false => kinds,
             }
         }
     };
@@ -210,8 +210,8 @@ pub(super) fn bound(
 pub(super) fn percent_decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
-    while let Some((first, behind)) = rest.split_first() {
-        rest = behind;
+    while let Some((first, after)) = rest.split_first() {
+        rest = after;
         if *first == b'%' {
             let digits = std::str::from_utf8(rest.get(..2)?).ok()?;
             bytes.push(u8::from_str_radix(digits, 16).ok()?);

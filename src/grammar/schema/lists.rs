@@ -17,7 +17,7 @@ impl Rules<'_> {
     pub(super) fn array(&mut self, fields: &Fields) -> Result<Option<String>> {
         let count = |name: &str| match fields.get(name) {
             None => Ok(None),
-            // As many fit.
+            // The maximum that fits.
             Some(value) => keywords::count(name, value).map(|count| Some(count as usize)),
         };
         let (min, max) = (count("minItems")?.unwrap_or(0), count("maxItems")?);
@@ -64,8 +64,8 @@ impl Rules<'_> {
             return Ok(None);
         }
         let num_first = items.len();
-        // From the end: what may follow an item at this place.
-        let mut behind = match &tail {
+        // From the end: the rule after an item at this position.
+        let mut after = match &tail {
             Some(tail) => {
                 let num_min = min.saturating_sub(num_first.max(1));
                 let comma = format!("\",\" {tail}");
@@ -76,19 +76,19 @@ impl Rules<'_> {
         };
         let body = match (num_first, &tail) {
             (0, None) => String::new(),
-            (0, Some(tail)) if min > 0 => format!("{tail} {behind}"),
-            (0, Some(tail)) => format!("({tail} {behind})?"),
+            (0, Some(tail)) if min > 0 => format!("{tail} {after}"),
+            (0, Some(tail)) => format!("({tail} {after})?"),
             _ => {
                 for (index, item) in items.iter().enumerate().skip(1).rev() {
-                    behind = match index < min {
-                        true => format!("\",\" {item} {behind}"),
-                        false => format!("(\",\" {item} {behind})?"),
+                    after = match index < min {
+                        true => format!("\",\" {item} {after}"),
+                        false => format!("(\",\" {item} {after})?"),
                     };
-                    behind = self.part(behind)?;
+                    after = self.part(after)?;
                 }
                 match min {
-                    0 => format!("({} {behind})?", items[0]),
-                    _ => format!("{} {behind}", items[0]),
+                    0 => format!("({} {after})?", items[0]),
+                    _ => format!("{} {after}", items[0]),
                 }
             }
         };
@@ -114,9 +114,9 @@ impl Rules<'_> {
         if min > max {
             return Ok(None);
         }
-        // What may follow each set of values, from the largest one. A bit stands for a value.
-        let mut behind = vec![String::new(); 1 << values.len()];
-        for used in (0..behind.len()).rev() {
+        // The rule after each set of values, from the largest one. A bit is a value.
+        let mut after = vec![String::new(); 1 << values.len()];
+        for used in (0..after.len()).rev() {
             let num_used = used.count_ones() as usize;
             if num_used >= max {
                 continue;
@@ -124,16 +124,16 @@ impl Rules<'_> {
             let comma = if num_used > 0 { "\",\" " } else { "" };
             let left = values.iter().enumerate().filter(|(index, _)| used >> index & 1 == 0);
             let options: Vec<String> =
-                left.map(|(index, value)| format!("{comma}{value} {}", behind[used | 1 << index])).collect();
+                left.map(|(index, value)| format!("{comma}{value} {}", after[used | 1 << index])).collect();
             let body = options.join(" | ");
             let body = if num_used < min { body } else { format!("({body})?") };
-            behind[used] = self.rule("set", &body)?;
+            after[used] = self.rule("set", &body)?;
         }
-        self.rule("array", &format!("\"[\" {} \"]\"", behind[0])).map(Some)
+        self.rule("array", &format!("\"[\" {} \"]\"", after[0])).map(Some)
     }
 }
 
-/// The listed values as terminals, if nothing but their types is to be looked at.
+/// The listed values as terminals, if only their types are checked.
 pub(super) fn literals(fields: &Fields) -> Option<Vec<String>> {
     if !fields.keys().all(|name| matches!(name.as_str(), "const" | "enum" | "type")) {
         return None;

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-/// Keywords that only tell people something, or programs where they are. Formats are none of these.
+/// Keywords that only document something, or identify the schema. Formats are not among them.
 pub(super) const ANNOTATIONS: [&str; 20] = [
     "$anchor",
     "$comment",
@@ -26,7 +26,7 @@ pub(super) const ANNOTATIONS: [&str; 20] = [
     "writeOnly",
 ];
 
-/// Patterns that all have to match. Schemas of callers have no such keyword, because unknown ones are left out.
+/// Patterns that all have to match. Schemas of callers have no such keyword, because unknown ones are ignored.
 pub(super) const PATTERNS: &str = "x-patterns";
 
 /// Texts that a string must not be; it is none of a caller's either.
@@ -39,7 +39,7 @@ pub(super) fn merged(mut one: Map<String, Value>, other: &Map<String, Value>) ->
     }
     close_to_each_other(&mut one, other);
     let mut other = other.clone();
-    merge_places(&mut one, &mut other)?;
+    merge_prefix_items(&mut one, &mut other)?;
     let mut first = std::mem::take(&mut one);
     close_to_each_other(&mut other, &first);
     for (keyword, value) in other {
@@ -112,7 +112,7 @@ fn close_to_each_other(open: &mut Map<String, Value>, closed: &Map<String, Value
     }
 }
 
-/// Whether what one says of the keys that it does not name would no longer hold for some that the other one names.
+/// Whether one's constraint on unnamed keys would no longer apply to some that the other one names.
 fn reads_others_names(one: &Map<String, Value>, other: &Map<String, Value>) -> bool {
     let patterns = other.get("patternProperties");
     let has_patterns = patterns.is_some() && patterns != one.get("patternProperties");
@@ -124,17 +124,17 @@ fn reads_others_names(one: &Map<String, Value>, other: &Map<String, Value>) -> b
     }
 }
 
-/// Puts what both say of the items of a list, place by place, into the first one. None if one says it in the words of
-/// older drafts.
-fn merge_places(one: &mut Map<String, Value>, other: &mut Map<String, Value>) -> Option<()> {
-    const PLACES: &str = "prefixItems";
-    if !one.contains_key(PLACES) && !other.contains_key(PLACES) {
+/// Merges both constraints on the items of a list, position by position, into the first one. None if one uses the
+/// keywords of older drafts.
+fn merge_prefix_items(one: &mut Map<String, Value>, other: &mut Map<String, Value>) -> Option<()> {
+    const PREFIX_ITEMS: &str = "prefixItems";
+    if !one.contains_key(PREFIX_ITEMS) && !other.contains_key(PREFIX_ITEMS) {
         return Some(());
     }
     let take = |fields: &mut Map<String, Value>| {
         let rest = fields.remove("items").unwrap_or(Value::Bool(true));
         let is_older = rest.is_array() || fields.contains_key("additionalItems");
-        match fields.remove(PLACES).unwrap_or_else(|| Value::Array(Vec::new())) {
+        match fields.remove(PREFIX_ITEMS).unwrap_or_else(|| Value::Array(Vec::new())) {
             Value::Array(first) if !is_older => Some((first, rest)),
             _ => None,
         }
@@ -142,7 +142,7 @@ fn merge_places(one: &mut Map<String, Value>, other: &mut Map<String, Value>) ->
     let ((a, rest_of_a), (b, rest_of_b)) = (take(one)?, take(other)?);
     let first = (0..a.len().max(b.len()))
         .map(|index| both_of(a.get(index).unwrap_or(&rest_of_a), b.get(index).unwrap_or(&rest_of_b)));
-    one.insert(PLACES.to_owned(), first.collect());
+    one.insert(PREFIX_ITEMS.to_owned(), first.collect());
     one.insert("items".to_owned(), both_of(&rest_of_a, &rest_of_b));
     Some(())
 }

@@ -1,18 +1,20 @@
 //! JSON schemas as grammars in the Lark language.
 //!
-//! The grammar library compiles JSON schemas itself, but with numbers as doubles, with objects that are open unless
-//! they say otherwise, and with references that it cannot combine. So objects, lists, numbers and what combines them
-//! are written as rules here (`rules.rs`), and strings with patterns and rarer keywords are left to the library, in
-//! `%json`. Invariants: what a grammar allows is valid under the schema; a keyword that cannot be enforced is an
-//! error that names it, and an annotation is none.
+//! The grammar library compiles JSON schemas itself, but with numbers as doubles, with objects that are open by
+//! default, and with references that it cannot combine. So objects, lists, numbers and their combinations are written
+//! as rules here (`rules.rs`), and strings with patterns and rarer keywords are left to the library, in `%json`.
+//! Invariants: every text of a grammar is valid under the schema; a keyword that cannot be enforced is an error that
+//! names it, unless it is an annotation.
 //!
-//! An object is closed where its schema names `properties` and says nothing of others, because that is what its
-//! author means and what keeps a small model from going on with keys for ever. An object that names none is free.
+//! An object is closed if its schema names `properties` and does not mention others: authors mean that, and it keeps a
+//! small model from adding keys forever. An object that names none is free.
 
 mod alternatives;
 mod complement;
 mod conditions;
 mod counted;
+mod dialects;
+mod endless;
 mod keywords;
 mod lists;
 mod merge;
@@ -61,8 +63,8 @@ fn for_each(schema: &mut Value, change: &mut dyn FnMut(&mut Map<String, Value>))
     }
 }
 
-/// The same schema with every object closed, as `strict` wants it: no keys but those of its `properties`. A map,
-/// which has a schema for all of its values and names no keys, stays one.
+/// The same schema with every object closed, for `strict`: only the keys of its `properties`. A map, which has a schema
+/// for all of its values and names no keys, stays one.
 pub(super) fn closed(mut schema: Value) -> Value {
     for_each(&mut schema, &mut |fields| {
         let is_object = fields.get("type").is_some_and(|kind| match kind {
@@ -82,8 +84,11 @@ pub(super) fn closed(mut schema: Value) -> Value {
     schema
 }
 
-/// A terminal's expression for the strings of a schema as they are, without quotes, of characters of this class.
+/// A terminal's expression for the raw strings of a schema, without quotes, of characters of this class.
 pub(super) fn bare_text(schema: &Value, class: &str) -> Result<String> {
+    let mut schema = schema.clone();
+    dialects::normalize(&mut schema);
+    let schema = &schema;
     let fields = rules::Rules::new(schema, "").text_fields(schema)?;
     let text = text::Text::of(&fields)?
         .ok_or_else(|| Error::invalid_request("minLength is greater than maxLength in the JSON schema"))?;

@@ -1,7 +1,7 @@
 //! Regular expressions for the numbers of a range, exact to the last digit.
 //!
 //! Every number that they match is one that programs can hold: an integer without bounds fits 64 bits, and other
-//! numbers have at most [`MAX_DIGITS`] digits, which a double tells apart from their neighbours, so that a bound
+//! numbers have at most [`MAX_DIGITS`] digits, which a double distinguishes from their neighbours, so that a bound
 //! that excludes itself is not met by rounding.
 
 use serde_json::Number;
@@ -19,7 +19,7 @@ const ANY: &str = r"-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,15})?([eE][+-]?[0-9]{1,2})?
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Bound {
     pub(super) value: Number,
-    /// The value itself is not part of the range.
+    /// The bound itself is excluded.
     pub(super) is_exclusive: bool,
 }
 
@@ -73,7 +73,7 @@ pub(super) fn numbers(min: Option<&Bound>, max: Option<&Bound>) -> Result<Option
     };
     let min = min.map(Decimal::new).transpose()?;
     let max = max.map(Decimal::new).transpose()?;
-    // Of the two bounds, the one with more digits before the point says how many may follow it.
+    // Of the two bounds, the one with more digits before the point determines how many may follow it.
     let num_whole = [&min, &max].into_iter().flatten().map(|bound| bound.whole.to_string().len()).max();
     let num_whole = num_whole.unwrap_or(1);
     let num_digits = MAX_DIGITS.saturating_sub(num_whole);
@@ -105,7 +105,7 @@ fn either(parts: &[String]) -> Option<String> {
     }
 }
 
-/// Any digit, so many times.
+/// Any digit, this many times.
 fn digits(min: usize, max: usize) -> String {
     match (min, max) {
         (_, 0) => String::new(),
@@ -174,7 +174,7 @@ fn same_length(low: &[u8], high: &[u8]) -> String {
 struct Decimal {
     is_negative: bool,
     whole: u128,
-    /// Digits behind the point, without zeros at the end.
+    /// Digits after the point, without zeros at the end.
     fraction: Vec<u8>,
     is_exclusive: bool,
 }
@@ -209,7 +209,7 @@ impl Decimal {
     }
 }
 
-/// Matches the magnitudes from one to the other, with at most so many digits behind the point.
+/// Matches the magnitudes from one to the other, with at most this many digits after the point.
 fn magnitudes(low: &Decimal, high: &Decimal, num_digits: usize) -> Option<String> {
     let num_digits = num_digits.max(low.fraction.len()).max(high.fraction.len());
     let with_fraction = |whole: String, fraction: &Digits| match (&fraction.text, fraction.has_none) {
@@ -234,7 +234,7 @@ fn magnitudes(low: &Decimal, high: &Decimal, num_digits: usize) -> Option<String
     either(&parts)
 }
 
-/// Digits behind a point.
+/// Digits after a point.
 struct Digits {
     /// Matches one or more of them; none if there is no such text.
     text: Option<String>,
@@ -242,15 +242,15 @@ struct Digits {
     has_none: bool,
 }
 
-/// A bound without the first of its digits that are left.
-fn behind_first<'b>((bound, rest): (&'b Decimal, &'b [u8])) -> (&'b Decimal, &'b [u8]) {
+/// A bound without its first remaining digit.
+fn after_first<'b>((bound, rest): (&'b Decimal, &'b [u8])) -> (&'b Decimal, &'b [u8]) {
     (bound, rest.get(1..).unwrap_or_default())
 }
 
 /// Matches up to `num_left` further digits of a number between two bounds, of which `(bound, rest)` has these digits
 /// left. A bound that is absent was passed already.
 fn between(low: Option<(&Decimal, &[u8])>, high: Option<(&Decimal, &[u8])>, num_left: usize) -> Digits {
-    // What has no further digits is as if zeros followed.
+    // Missing digits count as zeros.
     let is_zero_enough = low.is_none_or(|(bound, rest)| rest.is_empty() && !bound.is_exclusive);
     let is_zero_allowed = high.is_none_or(|(bound, rest)| !rest.is_empty() || !bound.is_exclusive);
     let has_none = is_zero_enough && is_zero_allowed;
@@ -276,7 +276,7 @@ fn between(low: Option<(&Decimal, &[u8])>, high: Option<(&Decimal, &[u8])>, num_
             (None, false) => {}
         }
     };
-    let (low_rest, high_rest) = (low.map(behind_first), high.map(behind_first));
+    let (low_rest, high_rest) = (low.map(after_first), high.map(after_first));
     if from == to && low.is_some() && high.is_some() {
         add(from, low_rest, high_rest);
     } else if from <= to {

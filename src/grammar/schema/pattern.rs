@@ -1,24 +1,24 @@
 //! Patterns with look-ahead, which regular expressions of the grammar library do not have.
 //!
-//! A look-ahead says of the rest of the text that it also matches something, or that it does not. So such a
-//! pattern is an intersection, and a terminal in the Lark language can be one.
+//! A look-ahead requires that the rest of the text also matches an expression, or that it does not. So such a pattern
+//! is an intersection, and a terminal in the Lark language can be one.
 
 use std::borrow::Cow;
 
-use llguidance::derivre::RegexBuilder;
 use llguidance::regex_to_lark;
 
-use crate::{Error, Result, quoted, shortened};
+use super::super::expressions;
+use crate::{Error, Result, quoted};
 
-/// Most parts of an expression, since each alternative repeats what follows it.
+/// Maximum elements of an expression, since each alternative repeats its continuation.
 const MAX_PARTS: usize = 500;
 /// Any text.
 const REST: &str = "/(?s:.*)/";
-/// How pydantic's pattern of a `Decimal` with a limit of its digits begins. Of the two alternatives that follow, only
-/// the second one says where the text ends.
+/// The start of pydantic's pattern for a `Decimal` with limited digits. Of the two alternatives that follow, only the
+/// second one anchors the end of the text.
 const LIMITED_DECIMAL: &str = r"^(?!^[-+.]*$)[+-]?0*(?:";
 
-/// Whether the library cannot take the pattern as it is.
+/// Whether the library does not support the pattern directly.
 pub(super) fn looks_ahead(pattern: &str) -> bool {
     let looks = |(at, _): (usize, &str)| !pattern[..at].ends_with('\\');
     pattern.match_indices("(?=").any(looks) || pattern.match_indices("(?!").any(looks)
@@ -27,7 +27,7 @@ pub(super) fn looks_ahead(pattern: &str) -> bool {
 /// A terminal's expression for the texts in which the pattern is found.
 ///
 /// # Errors
-/// If a look-ahead stands where it cannot be enforced, for example in something that is repeated.
+/// If a look-ahead cannot be enforced at its position, for example in a repetition.
 pub(super) fn expression(pattern: &str) -> Result<String> {
     let pattern = &*with_end(pattern);
     let mut parser = Parser { rest: pattern, pattern };
@@ -47,22 +47,13 @@ pub(super) fn expression(pattern: &str) -> Result<String> {
 /// Whether the library can read a pattern without look-ahead.
 ///
 /// # Errors
-/// If it cannot, with what is wrong with it.
+/// If it cannot be written, with the reason.
 pub(super) fn check(pattern: &str) -> Result<()> {
     check_part(pattern, pattern)
 }
 
 fn check_part(part: &str, pattern: &str) -> Result<()> {
-    RegexBuilder::new().mk_regex_for_serach(&regex_to_lark(part, "dw")).map(drop).map_err(|error| {
-        let words = error.to_string();
-        let reason = words.lines().last().unwrap_or_default().trim_start_matches("error: ");
-        Error::invalid_request(format!(
-            "the pattern {} cannot be enforced: {}",
-            quoted(pattern),
-            shortened(reason)
-        ))
-        .with_hint("write it without look-behind and references back, or leave it out")
-    })
+    expressions::check("the pattern", pattern, &regex_to_lark(part, "dw"), true)
 }
 
 /// Pydantic means a number, and not a text that begins with one or with none of its digits.
@@ -75,16 +66,16 @@ fn with_end(pattern: &str) -> Cow<'_, str> {
 
 fn unsupported(pattern: &str) -> Error {
     Error::invalid_request(format!(
-        "the pattern {} looks ahead in a place where that cannot be enforced",
+        "the pattern {} has a look-ahead that cannot be enforced there",
         quoted(pattern)
     ))
-    .with_hint("look ahead at the beginning only")
+    .with_hint("use look-ahead at the beginning only")
 }
 
 /// One alternative.
 type Branch = Vec<Item>;
 
-/// A part of a pattern.
+/// An element of a pattern.
 enum Item {
     /// `^`
     Start,
@@ -92,7 +83,7 @@ enum Item {
     End,
     /// An expression without look-ahead.
     Text(String),
-    /// A group that is not repeated and has look-ahead in it. One that may be left out has an empty branch.
+    /// A group that is not repeated and has look-ahead in it. An optional one has an empty branch.
     Group(Vec<Branch>),
     Ahead {
         is_wanted: bool,
@@ -121,7 +112,7 @@ impl<'p> Parser<'p> {
                 '$' => self.single(Item::End),
                 '(' => self.group()?,
                 _ => {
-                    let length = piece(self.rest).ok_or_else(|| unsupported(self.pattern))?;
+                    let length = segment(self.rest).ok_or_else(|| unsupported(self.pattern))?;
                     Item::Text(self.take(length + repetition(&self.rest[length..])))
                 }
             };
@@ -160,7 +151,7 @@ impl<'p> Parser<'p> {
             Some("(?=" | "(?!" | "(?:") => 3,
             // A name, or look-behind, which the library refuses.
             Some("(?P" | "(?<") => 0,
-            // Flags, which would have to hold for what follows too.
+            // Flags, which would also apply to the continuation.
             Some(text) if text.starts_with("(?") => return Err(unsupported(self.pattern)),
             _ => 1,
         };
@@ -180,7 +171,7 @@ impl<'p> Parser<'p> {
         }
         match self.take(repeated).trim_end_matches('?') {
             "" if head > 0 => {
-                // It may be left out.
+                // It is optional.
                 if repeated > 0 {
                     branches.push(Vec::new());
                 }
@@ -202,7 +193,7 @@ impl Item {
 }
 
 /// The bytes of a character, an escape or a class.
-fn piece(text: &str) -> Option<usize> {
+fn segment(text: &str) -> Option<usize> {
     let mut chars = text.char_indices();
     match chars.next()?.1 {
         '\\' => chars.next().map(|(at, c)| at + c.len_utf8()),
@@ -225,7 +216,7 @@ fn piece(text: &str) -> Option<usize> {
     }
 }
 
-/// The bytes of what says how often the part before it is repeated.
+/// The bytes of the quantifier of the element before it.
 fn repetition(text: &str) -> usize {
     let length = match text.chars().next() {
         Some('*' | '+' | '?') => 1,
@@ -241,14 +232,14 @@ struct Writer<'p> {
 }
 
 impl Writer<'_> {
-    /// What the parts mean, one after another, and then the end of the text or anything. `is_start` says that the
-    /// text begins here.
+    /// The expression for the elements in sequence, and then the end of the text or any text. `is_start`: the text
+    /// begins here.
     fn sequence(&mut self, parts: &[&[Item]], is_start: bool) -> Result<String> {
         self.num_left = self.num_left.checked_sub(1).ok_or_else(|| unsupported(self.pattern))?;
-        let Some((part, behind)) = parts.split_first() else { return Ok(REST.to_owned()) };
-        let Some((item, rest)) = part.split_first() else { return self.sequence(behind, is_start) };
+        let Some((part, after)) = parts.split_first() else { return Ok(REST.to_owned()) };
+        let Some((item, rest)) = part.split_first() else { return self.sequence(after, is_start) };
         let mut following = vec![rest];
-        following.extend_from_slice(behind);
+        following.extend_from_slice(after);
         match item {
             Item::Start if is_start => self.sequence(&following, true),
             Item::End if following.iter().copied().flatten().all(|item| matches!(item, Item::End)) => {

@@ -1,4 +1,4 @@
-//! Random schemas, and a check of values against them that shares nothing with the grammars.
+//! Random schemas, and a validator of values that shares no code with the grammars.
 
 use fancy_regex::Regex;
 use serde_json::{Map, Value, json};
@@ -150,7 +150,7 @@ impl Schemas {
     }
 }
 
-/// What is wrong with a value, if anything. An object is closed where its schema names properties.
+/// The first violation of a value, if any. An object is closed if its schema names properties.
 pub(crate) fn fault(value: &Value, schema: &Value, root: &Value) -> Option<String> {
     let Value::Object(fields) = schema else {
         return (schema == &Value::Bool(false)).then(|| format!("{value} under false"));

@@ -1,6 +1,6 @@
 //! Writes the rules and terminals of a schema.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value, json};
 
@@ -10,7 +10,7 @@ use super::lists::literals;
 use super::merge::{EXCEPT, PATTERNS, merged};
 use super::numbers::{integers, numbers};
 use super::text::Text;
-use super::{for_each, pattern};
+use super::{dialects, endless, for_each, pattern};
 use crate::{Error, Result, quoted, shortened};
 
 /// Most rules and terminals.
@@ -19,7 +19,7 @@ const MAX_RULES: usize = 20_000;
 const MAX_DEPTH: usize = 200;
 /// Most schemas that are combined with another one.
 const MAX_MERGES: usize = 5_000;
-/// Keywords that the library does not know, and what callers know them as.
+/// Keywords that the library does not support, with their names for callers.
 const NOT_IN_LIBRARY: [(&str, &str); 5] = [
     ("contains", "contains"),
     ("maxContains", "maxContains"),
@@ -27,17 +27,17 @@ const NOT_IN_LIBRARY: [(&str, &str); 5] = [
     ("uniqueItems", "uniqueItems"),
     (EXCEPT, "not"),
 ];
-/// A character of a string in JSON. Each has one form only, so that no key has two.
+/// A character of a string in JSON. Each has one spelling only, so that no key has two.
 const CHARACTER: &str = r#"([^"\\\x00-\x1f\x7f]|\\["\\bfnrt]|\\u00(0[0-7bef]|1[0-9a-f]|7f))"#;
-/// Most keys of an object, one behind the other, any of which may come next. The parser has two items for each of them,
-/// and some for what is around the object.
+/// Maximum keys of an object, any of which may come next. The parser has two items for each of them, and some for the
+/// object's surroundings.
 const MAX_OPTIONAL: usize = (MAX_ITEMS - 500) / 2;
 /// The most of an integer that has to be a multiple of something: a double is exact up to here.
 const MAX_MULTIPLE: i64 = (1 << 53) - 1;
 /// The most of another number that has to be one.
 const MAX_FRACTION: i64 = 1_000_000_000;
 
-/// A grammar for the values of a schema, as JSON with what the regular expression `space` matches between its parts.
+/// A grammar for the values of a schema, as JSON with matches of the regular expression `space` between its tokens.
 ///
 /// # Errors
 /// If the schema is not one, no value is valid, or something in it cannot be enforced.
@@ -45,10 +45,18 @@ pub(in super::super) fn to_lark(schema: &Value, space: &'static str) -> Result<S
     let mut root = schema.clone();
     // These have a meaning here.
     for_each(&mut root, &mut |fields| fields.retain(|name, _| ![EXCEPT, PATTERNS].contains(&name.as_str())));
+    dialects::normalize(&mut root);
     let schema = &root;
     let mut rules = Rules::new(schema, space);
-    let start = rules.value(schema).map_err(|error| in_place(error, &rules.place))?;
-    let start = start.ok_or_else(|| Error::invalid_request("no value is valid under the JSON schema"))?;
+    let start = rules.value(schema).map_err(|error| with_path(error, &rules.path))?;
+    let start = start.ok_or_else(|| match rules.endless.iter().min() {
+        Some(path) => Error::invalid_request(format!(
+            "no value of the JSON schema could ever end: {} needs another one of itself inside",
+            quoted(path)
+        ))
+        .with_hint("do not require it there, or allow null instead"),
+        None => Error::invalid_request("no value is valid under the JSON schema"),
+    })?;
     let Rules { text, .. } = rules;
     Ok(format!("%llguidance {{\"ignore_once\": true}}\n%ignore /{space}/\nstart: {start}\n{text}"))
 }
@@ -57,17 +65,19 @@ pub(super) struct Rules<'s> {
     root: &'s Value,
     space: &'static str,
     text: String,
-    /// What stands for a schema, by its text; nothing if no value is valid.
+    /// The rule of a schema, by its text; none if no value is valid.
     known: HashMap<String, Option<String>>,
     /// Rules and terminals by their bodies.
     bodies: HashMap<String, String>,
     references: HashMap<String, String>,
+    /// Those of which no value ends.
+    endless: HashSet<String>,
     depth: usize,
     num_merges: usize,
     /// Negations inside one another, where it is.
     pub(super) num_nots: usize,
-    /// The properties in which is what is written, from the outside; after an error, in which it is wrong.
-    place: Vec<String>,
+    /// The path of properties to the current schema, outermost first; after an error, to the wrong one.
+    path: Vec<String>,
 }
 
 type Fields = Map<String, Value>;
@@ -82,16 +92,17 @@ impl<'s> Rules<'s> {
             known: HashMap::new(),
             bodies: HashMap::new(),
             references: HashMap::new(),
+            endless: endless::references(root, |path| target(root, path)),
             depth: 0,
             num_merges: 0,
             num_nots: 0,
-            place: Vec::new(),
+            path: Vec::new(),
         }
     }
 }
 
 impl Rules<'_> {
-    /// What stands for the values of a schema in a rule; none if no value is valid.
+    /// The values of a schema in a rule; none if no value is valid.
     pub(super) fn value(&mut self, schema: &Value) -> Result<Option<String>> {
         let fields = match schema {
             Value::Bool(true) => return self.any().map(Some),
@@ -127,6 +138,9 @@ impl Rules<'_> {
         }
         if let Some(path) = fields.remove("$ref") {
             let path = path.as_str().ok_or_else(|| wrong("$ref", "a string"))?.to_owned();
+            if self.endless.contains(&path) {
+                return Ok(None);
+            }
             if fields.is_empty() {
                 return self.reference(&path);
             }
@@ -199,17 +213,17 @@ impl Rules<'_> {
     ) -> Result<Option<String>> {
         let mut rest = member.clone();
         rest.remove("anyOf");
-        let mut beside = vec![all.into(), rest.into()];
-        beside.extend_from_slice(others);
+        let mut branches_left = vec![all.into(), rest.into()];
+        branches_left.extend_from_slice(others);
         let branches = branches.iter().map(|branch| {
-            let mut together = beside.clone();
+            let mut together = branches_left.clone();
             together.push(branch.clone());
             json!({"allOf": together})
         });
         self.value(&json!({"anyOf": branches.collect::<Vec<_>>()}))
     }
 
-    /// A schema without a reference of its own; none if that cannot be written.
+    /// A schema without references; none if it cannot be written.
     pub(super) fn flat(&mut self, schema: &Value) -> Result<Option<Value>> {
         let mut schema = schema.clone();
         loop {
@@ -219,7 +233,11 @@ impl Rules<'_> {
                 None => return Ok(Some(Value::Bool(false))),
             }
             let Some(path) = fields.remove("$ref") else { return Ok(Some(schema)) };
-            let target = self.resolve(path.as_str().unwrap_or_default())?.clone();
+            let path = path.as_str().unwrap_or_default();
+            if self.endless.contains(path) {
+                return Ok(Some(Value::Bool(false)));
+            }
+            let target = self.resolve(path)?.clone();
             self.count_merge()?;
             schema = match target {
                 Value::Bool(true) => continue,
@@ -246,17 +264,17 @@ impl Rules<'_> {
     /// One of several schemas, together with the other fields.
     fn choice(&mut self, name: &str, branches: &Value, fields: &Fields) -> Result<Option<String>> {
         let Value::Array(branches) = branches else { return Err(wrong(name, "a list of schemas")) };
-        let told_apart = match name {
-            "oneOf" => self.told_apart(branches, fields)?.ok_or_else(|| {
+        let disjoint = match name {
+            "oneOf" => self.disjoint(branches, fields)?.ok_or_else(|| {
                 Error::invalid_request(
                     "oneOf cannot be enforced where a value may be valid under two of its schemas",
                 )
-                .with_hint("use anyOf, or give each a required property with a const of its own")
+                .with_hint("use anyOf, or give each a required property with its own const")
             })?,
             _ => branches.clone(),
         };
         let mut options = Vec::new();
-        for branch in &told_apart {
+        for branch in &disjoint {
             let option = match fields.is_empty() || name == "oneOf" {
                 true => self.value(branch)?,
                 false => self.combined(&[fields.clone().into(), branch.clone()])?,
@@ -318,8 +336,8 @@ impl Rules<'_> {
         let min = count("minProperties").unwrap_or(0);
         if min > num_required + 1 && (has_patterns || others != false) {
             return Err(Error::invalid_request(format!(
-                "minProperties is {min} in the JSON schema; it can be at most one more than the keys that are \
-                 required, because others may be repeated"
+                "minProperties is {min} in the JSON schema; it can be at most one more than the number of required \
+                 keys, because optional ones may be repeated"
             ))
             .with_hint("name more keys in required"));
         }
@@ -340,9 +358,9 @@ impl Rules<'_> {
         let mut members: Vec<(String, bool)> = Vec::new();
         for (name, schema) in &named {
             let is_required = required.contains(&name.as_str());
-            self.place.push(name.clone());
+            self.path.push(name.clone());
             let value = self.value(schema)?;
-            self.place.pop();
+            self.path.pop();
             match value {
                 Some(value) => {
                     let key = literal(&Value::from(name.as_str()).to_string());
@@ -368,10 +386,10 @@ impl Rules<'_> {
         self.rule("object", &format!("\"{{\" {members}")).map(Some)
     }
 
-    /// The members of an object in their order, others behind them, and its end.
+    /// The members of an object in their order, others after them, and its end.
     ///
-    /// Each place is a rule of its own that goes on to the end of the object: so all that may follow is two items of the
-    /// parser for each key, and what stands before is not looked at again before the object is at its end.
+    /// Each position has its own rule up to the end of the object. So the parser has two items for each possible next
+    /// key, and does not read earlier keys again before the end of the object.
     fn members(&mut self, members: &[(String, bool)], more: Option<&str>) -> Result<String> {
         let runs = members.split(|(_, is_required)| *is_required).map(<[_]>::len);
         let num_optional = runs.max().unwrap_or(0);
@@ -382,9 +400,9 @@ impl Rules<'_> {
             ))
             .with_hint("name some of them in required"));
         }
-        // What may follow when something stands before it, and when nothing does; from the end.
+        // The continuation after a key, and after none; from the end.
         let end = "\"}\"";
-        let mut behind = more.map_or_else(|| end.to_owned(), |more| format!("(\",\" {more})* {end}"));
+        let mut after = more.map_or_else(|| end.to_owned(), |more| format!("(\",\" {more})* {end}"));
         let mut alone =
             more.map_or_else(|| end.to_owned(), |more| format!("({more} (\",\" {more})*)? {end}"));
         let num_first =
@@ -392,14 +410,14 @@ impl Rules<'_> {
         for (index, (member, is_required)) in members.iter().enumerate().rev() {
             let or = |next: &str| if *is_required { String::new() } else { format!(" | {next}") };
             if index < num_first {
-                alone = self.rule("first", &format!("{member} {behind}{}", or(&alone)))?;
+                alone = self.rule("first", &format!("{member} {after}{}", or(&alone)))?;
             }
-            behind = self.rule("next", &format!("\",\" {member} {behind}{}", or(&behind)))?;
+            after = self.rule("next", &format!("\",\" {member} {after}{}", or(&after)))?;
         }
         Ok(alone)
     }
 
-    /// A rule of its own for what would be repeated.
+    /// A rule for text that would be repeated.
     pub(super) fn part(&mut self, body: String) -> Result<String> {
         const MAX_BYTES: usize = 60;
         if body.len() <= MAX_BYTES { Ok(body) } else { self.rule("part", &body) }
@@ -417,7 +435,7 @@ impl Rules<'_> {
             return self.rule("TEXT", &body).map(Some);
         }
         if !except.is_empty() || text.patterns.iter().any(|pattern| pattern::looks_ahead(pattern)) {
-            // Texts that need escapes are left out: then the text is what stands between the quotes.
+            // Texts that need escapes are excluded: then the text between the quotes is the value.
             let expression = text.expression(r#"[^"\\\x00-\x1f\x7f]"#, "\"")?;
             return self.rule("TEXT", &format!("{expression}{except}")).map(Some);
         }
@@ -467,9 +485,9 @@ impl Rules<'_> {
         });
         if let Some((_, keyword)) = unknown {
             return Err(Error::invalid_request(format!(
-                "{keyword} in the JSON schema cannot be enforced together with the keywords beside it"
+                "{keyword} in the JSON schema cannot be enforced together with the other keywords there"
             ))
-            .with_hint("leave it out, or write what holds together as one schema"));
+            .with_hint("leave it out, or combine the conditions in one schema"));
         }
         if let Value::Object(fields) = &mut schema {
             if let Some(patterns) = fields.remove(PATTERNS) {
@@ -484,7 +502,7 @@ impl Rules<'_> {
                     return Err(Error::invalid_request(
                         "the JSON schema combines keywords with a reference that leads to no definition",
                     )
-                    .with_hint("put what is referred to into $defs"));
+                    .with_hint("put the referenced schema into $defs"));
                 }
             }
             if text.contains("\"$ref\"") {
@@ -525,16 +543,9 @@ impl Rules<'_> {
     }
 
     pub(super) fn resolve(&self, path: &str) -> Result<&Value> {
-        let pointer = path.strip_prefix('#').map(|pointer| if pointer == "/" { "" } else { pointer });
-        let found = pointer.and_then(|pointer| {
-            self.root.pointer(pointer).or_else(|| self.root.pointer(&percent_decoded(pointer)?))
-        });
-        found.ok_or_else(|| {
-            Error::invalid_request(format!(
-                "the reference {} leads to nothing in the JSON schema",
-                quoted(path)
-            ))
-            .with_hint("refer to parts of the same schema, such as #/$defs/name")
+        target(self.root, path).ok_or_else(|| {
+            Error::invalid_request(format!("the reference {} has no target in the JSON schema", quoted(path)))
+                .with_hint("refer to parts of the same schema, such as #/$defs/name")
         })
     }
 
@@ -578,12 +589,18 @@ impl Rules<'_> {
     }
 }
 
+/// The schema that a reference leads to.
+fn target<'s>(root: &'s Value, path: &str) -> Option<&'s Value> {
+    let pointer = path.strip_prefix('#').map(|pointer| if pointer == "/" { "" } else { pointer })?;
+    root.pointer(pointer).or_else(|| root.pointer(&percent_decoded(pointer)?))
+}
+
 /// The same error with the property that it is about.
-fn in_place(error: Error, place: &[String]) -> Error {
-    if place.is_empty() {
+fn with_path(error: Error, path: &[String]) -> Error {
+    if path.is_empty() {
         return error;
     }
-    let path = place.join(".");
+    let path = path.join(".");
     let hint = error.hint().map(str::to_owned);
     let error = Error::new(error.kind(), format!("the property {}: {}", shortened(&path), error.message()));
     match hint {
@@ -600,7 +617,7 @@ pub(super) fn literal(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// A text as JSON, in the one form that strings have here.
+/// A text as JSON, in the one spelling that strings have here.
 fn json_text(text: &str) -> String {
     Value::from(text).to_string().replace('\x7f', "\\u007f")
 }

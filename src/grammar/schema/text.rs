@@ -1,4 +1,4 @@
-//! What a schema says of strings: lengths, patterns and formats, which are patterns too.
+//! A schema's constraints on strings: lengths, patterns and formats, which are patterns too.
 
 use serde_json::{Map, Value};
 
@@ -54,8 +54,8 @@ macro_rules! uuid {
     };
 }
 
-/// Formats that are enforced: a part of what they stand for that every program takes, such as dates that exist and
-/// times without leap seconds. Any other format is an annotation.
+/// Enforced formats: the subset that every program accepts, such as existing dates and times without leap seconds. Any
+/// other format is an annotation.
 const FORMATS: [(&str, &str); 17] = [
     ("date", concat!("^", date!(), "$")),
     ("date-time", concat!("^", date!(), "T", time!(), "$")),
@@ -108,7 +108,7 @@ const FORMATS: [(&str, &str); 17] = [
     ("uuid8", uuid!("8")),
 ];
 
-/// What holds for a string.
+/// The constraints on a string.
 #[derive(Debug)]
 pub(super) struct Text<'s> {
     pub(super) min: u64,

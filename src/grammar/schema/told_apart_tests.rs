@@ -1,9 +1,9 @@
-//! What a schema says by what it does not allow: `not`, one of several alternatives, and lists that contain something.
+//! Negative constraints of a schema: `not`, one of several alternatives, and lists that contain an item.
 
 use serde_json::{Value, json};
 
 use super::super::GrammarSpec;
-use super::super::tests::{PATIENCE, Stopwatch, compiler, draw};
+use super::super::tests::{Stopwatch, TIMEOUT, compiler, draw};
 use super::for_each;
 use super::random::{Schemas, fault};
 use super::tests::check;
@@ -44,7 +44,7 @@ fn what_must_not_be_is_none_of_it() {
         &["\"b\"", "\"ab\""],
         &["\"a\"", "\"abc\""],
     );
-    // Of a type that these values are not of, it says nothing.
+    // It does not constrain types without these values.
     check(&not(json!({"type": "integer"}), json!({"type": "string", "pattern": "a"})), &["1"], &["\"b\""]);
     let object = json!({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}});
     let (none, a, b, both) = ("{}", r#"{"a": 1}"#, r#"{"b": "x"}"#, r#"{"a": 1, "b": "x"}"#);
@@ -54,7 +54,7 @@ fn what_must_not_be_is_none_of_it() {
     check(&not(object.clone(), pair), &[none, b, r#"{"a": 2}"#], &[a, both]);
     let free = json!({"type": "object"});
     check(&not(free, json!({"required": ["a"]})), &[none, b, r#"{"c": [1]}"#], &[a, both]);
-    // Which property it is about is said.
+    // The error names the property.
     for (schema, inner) in [
         (json!({"type": "string"}), json!({"pattern": "^a"})),
         (json!({"type": "number"}), json!({"type": "integer"})),
@@ -183,7 +183,7 @@ fn lists_contain_what_they_must() {
 
 #[test]
 fn durations_are_those_of_iso() {
-    // What zod makes of `z.iso.duration()`.
+    // zod's pattern for `z.iso.duration()`.
     let zod =
         r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$";
     let right = ["\"P3D\"", "\"P2W\"", "\"PT5M\"", "\"P1Y2M3DT4H\"", "\"PT1H30M\""];
@@ -229,7 +229,7 @@ fn few(random: &mut Schemas, depth: usize) -> Value {
     }
 }
 
-/// The same schema as programs read it that know nothing of objects that are closed because they name keys.
+/// The same schema for validators that do not close objects with named keys.
 fn open(schema: &Value) -> Value {
     let mut schema = schema.clone();
     for_each(&mut schema, &mut |fields| {
@@ -253,7 +253,7 @@ fn no_answer_is_valid_under_what_is_excluded() {
             1 => json!({"oneOf": [one, other]}),
             _ => json!({"oneOf": [one, other, few(&mut random, 1)], "type": ["object", "string", "integer"]}),
         };
-        // Some allow nothing, and some cannot be enforced.
+        // Some allow no value, and some cannot be enforced.
         let Ok(grammar) = compiler.compile(&GrammarSpec::JsonSchema(schema.clone())) else { continue };
         num_compiled += 1;
         for draw_seed in 0..6 {
@@ -275,9 +275,9 @@ fn no_answer_is_valid_under_what_is_excluded() {
 fn patterns_that_cannot_be_read_are_named() {
     for (pattern, reason) in [
         ("(a", "unclosed group"),
-        (r"(?<=a)b", "look-around"),
-        (r"(a)\1", "backreferences"),
-        (r"^(?=a)(?<=b)", "look-around"),
+        (r"(?<=a)b", "look-behind"),
+        (r"(a)\1", r"the back-reference \1"),
+        (r"^(?=a)(?<=b)", "look-behind"),
     ] {
         let text = json!({"type": "string", "pattern": pattern});
         let error = refused(json!({"properties": {"p": text}}));
@@ -290,7 +290,7 @@ fn patterns_that_cannot_be_read_are_named() {
 }
 
 #[test]
-fn what_is_told_apart_ends_in_time() {
+fn distinguishing_ends_in_time() {
     let wide = |index: usize| {
         let keys = (0..40).map(|key| (format!("k{key}"), json!({"enum": [index, key, "x"]})));
         json!({"type": "object", "properties": keys.collect::<serde_json::Map<_, _>>()})
@@ -323,7 +323,7 @@ fn what_is_told_apart_ends_in_time() {
     ] {
         let watch = Stopwatch::start();
         let result = super::to_lark(&schema, "");
-        assert!(!watch.is_over(PATIENCE), "{what}");
+        assert!(!watch.is_over(TIMEOUT), "{what}");
         match words {
             "" => assert!(result.is_ok(), "{what}: {result:?}"),
             words => assert!(result.is_err_and(|error| error.message().contains(words)), "{what}"),

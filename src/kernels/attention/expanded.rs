@@ -1,10 +1,10 @@
-//! Latent attention with keys and values: for rows with many new tokens, each key and value of a head is made once of the
-//! latent row and then serves all of them, which takes a third of the multiplications.
+//! Latent attention with expanded keys and values, for rows with many new tokens. Each key and value of a head is
+//! expanded once from the latent row and serves all tokens, which takes a third of the multiplications.
 //!
-//! The context is taken in spans, and a span in the pieces of `SPLIT` positions that all attention here is cut into. A
-//! task has a query head and some of the row's tokens; for each piece it makes the head's keys and values, which stay in
-//! the second-level cache, and adds the piece to the results of its tokens. So what a token's result is made of, and in
-//! which order, depends on positions alone: not on the tokens beside it, the block size or the number of threads.
+//! The context is divided into spans, and a span into the KV splits of `SPLIT` positions that all attention here uses.
+//! A task has a query head and some of the row's tokens. For each split it expands the head's keys and values, which
+//! stay in the second-level cache, and adds the split to the results of its tokens. So the operations of a token's
+//! result and their order depend on positions alone: not on the other tokens, the block size or the number of threads.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use super::value_tile::ValueTile;
 use super::{SPLIT, with_free};
 use crate::AlignedFloats;
 use crate::AttentionMetadata;
-use crate::matmul::{Activations, Forms, PackedMatrix, matmul_rows};
+use crate::matmul::{ActivationFormats, Activations, PackedMatrix, matmul_rows};
 use crate::paged_cache::{CachePools, KvCacheDType, KvElement, KvLayout, LANES};
 use crate::pool::ThreadPool;
 use crate::q8_0::{self, Q8_0};
@@ -62,12 +62,12 @@ impl ExpandedShape {
     }
 }
 
-/// Memory for [`expanded_attention`], allocated once; touched as far as it is used.
+/// Memory for [`expanded_attention`], allocated once; only used memory is touched.
 pub struct ExpandedScratch {
     shape: ExpandedShape,
     /// Rows of the cache, `[span][row_dim]`.
     rows: AlignedFloats,
-    /// Their latent parts in the form that products read.
+    /// Their latent values in the format of matmuls.
     latent: Activations,
     /// The largest score and the sum so far of each token and head, `[tokens][heads][2]`.
     totals: AlignedFloats,
@@ -96,7 +96,7 @@ impl ExpandedScratch {
     ) -> Self {
         let span = SPAN.min(max_model_len);
         let mut latent = Activations::new();
-        latent.reserve(span, shape.rank, Forms::all(level));
+        latent.reserve(span, shape.rank, ActivationFormats::all(level));
         Self {
             shape,
             rows: AlignedFloats::zeroed(span * shape.row_dim()),
@@ -107,9 +107,9 @@ impl ExpandedScratch {
     }
 }
 
-/// What a task needs.
+/// The memory of a task.
 struct Worker {
-    /// The piece's keys, `[group of sixteen positions][head_dim][16]`, and values, `[position][value_width]`.
+    /// The split's keys, `[group of sixteen positions][head_dim][16]`, and values, `[position][value_width]`.
     keys: AlignedFloats,
     values: AlignedFloats,
     groups: Vec<Run>,
@@ -151,7 +151,7 @@ pub struct ExpandedOperands<'a> {
     pub query_stride: usize,
     /// `[tokens][heads][row_dim]`: heads that end with the rotated values.
     pub absorbed: &'a [f32],
-    /// What scores are multiplied by.
+    /// The factor of scores.
     pub scale: f32,
     /// Of the latent row into keys, `[nope, rank]` for each head, and into values, `[value_dim, rank]`.
     pub keys: &'a [PackedMatrix],
@@ -177,18 +177,18 @@ pub unsafe fn expanded_attention(
     let ExpandedScratch { shape, rows, latent, totals, workers } = scratch;
     let shape = *shape;
     let dtypes = operands.keys.iter().chain(operands.values).map(PackedMatrix::dtype);
-    let forms = Forms::of(dtypes, level);
+    let formats = ActivationFormats::of(dtypes, level);
     let totals = RowsMut::new(totals, 2);
     for row in metadata.expanded_rows() {
         let tokens = metadata.query_start_loc[row]..metadata.query_start_loc[row + 1];
         let seq_len = metadata.seq_lens[row];
         let task_tokens = task_tokens(tokens.len(), shape.num_heads, pool.num_threads());
-        let num_parts = tokens.len().div_ceil(task_tokens);
+        let num_groups_per_kv_head = tokens.len().div_ceil(task_tokens);
         for start in (0..seq_len).step_by(SPAN) {
             let span = start..seq_len.min(start + SPAN);
             read_rows(cache, metadata.block_table(row), span.clone(), rows, pool, level);
             let stride = shape.row_dim();
-            latent.prepare(rows, stride, span.len(), shape.rank, None, forms, pool, level);
+            latent.prepare(rows, stride, span.len(), shape.rank, None, formats, pool, level);
             let context = Span {
                 shape,
                 positions: span,
@@ -198,9 +198,9 @@ pub unsafe fn expanded_attention(
                 totals: &totals,
                 level,
             };
-            pool.run(shape.num_heads * num_parts, |task| {
-                let (part, head) = (task / shape.num_heads, task % shape.num_heads);
-                let first = tokens.start + part * task_tokens;
+            pool.run(shape.num_heads * num_groups_per_kv_head, |task| {
+                let (chunk, head) = (task / shape.num_heads, task % shape.num_heads);
+                let first = tokens.start + chunk * task_tokens;
                 let own = first..tokens.end.min(first + task_tokens);
                 let position = seq_len - (tokens.end - first);
                 with_free(workers, &mut |worker| context.run(worker, head, own.clone(), position, out));
@@ -211,8 +211,8 @@ pub unsafe fn expanded_attention(
 
 /// Tokens of a task: all of the row's, or fewer if the heads alone are not enough tasks for the threads.
 fn task_tokens(num_tokens: usize, num_heads: usize, num_threads: usize) -> usize {
-    let parts = (2 * num_threads).div_ceil(num_heads).min(num_tokens / MIN_TASK_TOKENS).max(1);
-    num_tokens.div_ceil(parts).next_multiple_of(TILE_TOKENS)
+    let num_tasks = (2 * num_threads).div_ceil(num_heads).min(num_tokens / MIN_TASK_TOKENS).max(1);
+    num_tokens.div_ceil(num_tasks).next_multiple_of(TILE_TOKENS)
 }
 
 /// A span of a row's context, with all that tasks read.
@@ -240,22 +240,14 @@ impl Span<'_> {
         let end_position = position + tokens.len();
         let end = self.positions.end.min(end_position);
         for start in (self.positions.start..end).step_by(SPLIT) {
-            let piece = start..end.min(start + SPLIT);
-            self.expand(worker, head, piece.clone());
+            let split = start..end.min(start + SPLIT);
+            self.expand(worker, head, split.clone());
             for first in tokens.clone().step_by(TILE_TOKENS) {
                 let own = first..tokens.end.min(first + TILE_TOKENS);
                 let position = position + first - tokens.start;
                 if position + own.len() > start {
-                    let piece = piece.clone();
-                    self.level.run(TileOfPiece {
-                        span: self,
-                        worker,
-                        head,
-                        tokens: own,
-                        position,
-                        piece,
-                        out,
-                    });
+                    let split = split.clone();
+                    self.level.run(SplitTile { span: self, worker, head, tokens: own, position, split, out });
                 }
             }
         }
@@ -274,11 +266,11 @@ impl Span<'_> {
     /// # Safety
     /// They belong to the calling task.
     #[inline(always)]
-    #[expect(clippy::mut_from_ref, reason = "the caller makes sure that parts are disjoint")]
+    #[expect(clippy::mut_from_ref, reason = "the caller makes sure that ranges are disjoint")]
     unsafe fn result<'o>(&self, out: &'o RowsMut<'_>, token: usize, head: usize) -> &'o mut [f32] {
         let value_dim = self.shape.value_dim;
         // SAFETY: the caller's guarantee.
-        unsafe { out.part(token, head * value_dim, value_dim) }
+        unsafe { out.range(token, head * value_dim, value_dim) }
     }
 
     /// The largest score and the sum so far of a token and head.
@@ -286,33 +278,33 @@ impl Span<'_> {
     /// # Safety
     /// They belong to the calling task.
     #[inline(always)]
-    #[expect(clippy::mut_from_ref, reason = "the caller makes sure that parts are disjoint")]
+    #[expect(clippy::mut_from_ref, reason = "the caller makes sure that ranges are disjoint")]
     unsafe fn total(&self, token: usize, head: usize) -> &mut [f32] {
         // SAFETY: the caller's guarantee.
         unsafe { self.totals.get(token * self.shape.num_heads + head) }
     }
 
-    /// Makes the keys and values of a head for a piece.
-    fn expand(&self, worker: &mut Worker, head: usize, piece: Range<usize>) {
+    /// Makes the keys and values of a head for a KV split.
+    fn expand(&self, worker: &mut Worker, head: usize, split: Range<usize>) {
         let ExpandedShape { rank, nope, .. } = self.shape;
         let (row_dim, head_dim, value_width) =
             (self.shape.row_dim(), self.shape.head_dim(), self.shape.value_width());
-        let first = piece.start - self.positions.start;
+        let first = split.start - self.positions.start;
         // To the end of a panel, or of the span.
-        let end = (first + piece.len()).next_multiple_of(LANES).min(self.positions.len());
+        let end = (first + split.len()).next_multiple_of(LANES).min(self.positions.len());
         let Worker { keys, values, .. } = worker;
-        let write_key = |row: usize, d: usize, products: &[f32]| {
+        let write_key = |row: usize, d: usize, outputs: &[f32]| {
             let at = ((row - first) / LANES * head_dim + d) * LANES + (row - first) % LANES;
-            for (index, product) in products.iter().enumerate() {
-                keys[at + index * LANES] = *product;
+            for (index, output) in outputs.iter().enumerate() {
+                keys[at + index * LANES] = *output;
             }
         };
         matmul_rows(self.latent, first..end, &self.operands.keys[head], write_key, self.level);
-        let write_value = |row: usize, d: usize, products: &[f32]| {
-            values[(row - first) * value_width + d..][..products.len()].copy_from_slice(products);
+        let write_value = |row: usize, d: usize, outputs: &[f32]| {
+            values[(row - first) * value_width + d..][..outputs.len()].copy_from_slice(outputs);
         };
         matmul_rows(self.latent, first..end, &self.operands.values[head], write_value, self.level);
-        for (index, row) in (first..first + piece.len()).enumerate() {
+        for (index, row) in (first..first + split.len()).enumerate() {
             let at = (index / LANES * head_dim + nope) * LANES + index % LANES;
             for (d, value) in self.rows[row * row_dim..][rank..row_dim].iter().enumerate() {
                 keys[at + d * LANES] = *value;
@@ -321,24 +313,24 @@ impl Span<'_> {
     }
 }
 
-/// Some tokens of a head against a piece whose keys and values are made.
-struct TileOfPiece<'a> {
+/// Some tokens of a head against a KV split whose keys and values are made.
+struct SplitTile<'a> {
     span: &'a Span<'a>,
     worker: &'a mut Worker,
     head: usize,
     tokens: Range<usize>,
     /// Of the first token.
     position: usize,
-    piece: Range<usize>,
+    split: Range<usize>,
     out: &'a RowsMut<'a>,
 }
 
-impl Kernel for TileOfPiece<'_> {
+impl Kernel for SplitTile<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<V: F32x16>(self) {
-        let Self { span, worker, head, tokens, position, piece, out } = self;
+        let Self { span, worker, head, tokens, position, split, out } = self;
         let Worker { keys, values, groups, queries, scores, results } = worker;
         let ExpandedShape { rank, nope, .. } = span.shape;
         let (row_dim, head_dim, width) =
@@ -355,7 +347,7 @@ impl Kernel for TileOfPiece<'_> {
             }
         }
 
-        let len = piece.end.min(position + num_tokens) - piece.start;
+        let len = split.end.min(position + num_tokens) - split.start;
         let wide = span.level.has_32_vectors();
         let tile = ScoreTile::<f32> {
             queries: queries.as_ptr(),
@@ -365,13 +357,13 @@ impl Kernel for TileOfPiece<'_> {
             groups: &groups[..len.div_ceil(LANES)],
             scores: scores[LANES..].as_mut_ptr(),
         };
-        // SAFETY: the worker has room for `TILE_TOKENS` tokens and for the keys of a piece.
+        // SAFETY: the worker has space for `TILE_TOKENS` tokens and for the keys of a KV split.
         unsafe { tile.compute_all::<V>(wide) };
         let all = 0..len.next_multiple_of(LANES);
         let mut weights = [(0.0, 0.0); TILE_TOKENS];
         for (index, weights) in weights[..num_tokens].iter_mut().enumerate() {
             let scores = &mut scores[index * SCORE_STRIDE + LANES..][..SPLIT + LANES];
-            let own = 0..(position + index + 1).saturating_sub(piece.start).min(len);
+            let own = 0..(position + index + 1).saturating_sub(split.start).min(len);
             *weights = weigh::<V>(scores, &all, own);
         }
         let rows = [Run { start: 0, offset: 0, len }];
@@ -386,18 +378,18 @@ impl Kernel for TileOfPiece<'_> {
         // SAFETY: as above, and of values.
         unsafe { tile.compute_all::<V>(num_tokens, wide) };
 
-        let is_first = piece.start == 0;
+        let is_first = split.start == 0;
         for (index, token) in tokens.enumerate() {
             let (max, sum) = weights[index];
-            let piece = &results[index * width..][..span.shape.value_dim];
+            let split = &results[index * width..][..span.shape.value_dim];
             // SAFETY: the task has this token and head.
             let (result, total) = unsafe { (span.result(out, token, head), span.total(token, head)) };
             if is_first {
-                result.copy_from_slice(piece);
+                result.copy_from_slice(split);
                 total.copy_from_slice(&[max, sum]);
                 continue;
             }
-            // No position of the piece is visible to the token.
+            // No position of the split is visible to the token.
             if sum == 0.0 {
                 continue;
             }
@@ -405,7 +397,7 @@ impl Kernel for TileOfPiece<'_> {
             // The largest lane of equal lanes is a lane.
             let old_factor = V::splat(total[0] - new_max).exp().max_lane();
             let factor = V::splat(max - new_max).exp().max_lane();
-            for (result, value) in result.iter_mut().zip(piece) {
+            for (result, value) in result.iter_mut().zip(split) {
                 *result = *result * old_factor + value * factor;
             }
             total.copy_from_slice(&[new_max, total[1] * old_factor + sum * factor]);
@@ -452,7 +444,7 @@ impl CachedRows<'_> {
     }
 }
 
-/// A format of the cache, as it is read back.
+/// A format of the cache, for reading.
 trait RowFormat {
     /// Values `first..` of the sixteen slots with `slot` of a block, up to sixteen of them.
     ///
@@ -535,7 +527,7 @@ impl<F: RowFormat> Kernel for ReadRows<'_, F> {
                 for slot_in_block in slot..end_slot {
                     let row = position - cached.positions.start + slot_in_block - slot;
                     // SAFETY: every position belongs to one task.
-                    let target = unsafe { cached.rows.part(row, d, len) };
+                    let target = unsafe { cached.rows.range(row, d, len) };
                     for (target, values) in target.iter_mut().zip(&values) {
                         *target = values[slot_in_block - first_slot];
                     }

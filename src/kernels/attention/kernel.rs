@@ -1,7 +1,7 @@
-//! One tile against one piece of the context, and the merging of pieces.
+//! One tile against one KV split of the context, and the merging of splits.
 //!
 //! A tile's rows are pairs of a token and a query head. The arithmetic of a row does not depend on the
-//! other rows: a score is a sum over the head's values in their order; the scores of a piece are taken in
+//! other rows: a score is a sum over the head's values in their order; the scores of a KV split are taken in
 //! vectors that begin at multiples of sixteen positions; the weighted values are added position by
 //! position. Micro-tiles of several rows only change which row's next operation comes first. Of a tile with several
 //! micro-tiles, keys and values in half precision are converted once, a few at a time that stay in the first-level cache.
@@ -16,9 +16,9 @@ use crate::AlignedFloats;
 use crate::paged_cache::{KvElement, KvLayout, LANES};
 use crate::simd::{F32x16, Kernel};
 
-/// Scores of a row: a piece, and a vector on either side, because groups of sixteen tokens may stick out.
+/// Scores of a row: a KV split, and a vector on either side, because groups of sixteen tokens may stick out.
 pub(super) const SCORE_STRIDE: usize = SPLIT + 2 * LANES;
-/// Most groups of tokens, and most runs of values, that a piece can consist of: one for each token, if
+/// Most groups of tokens, and most runs of values, that a KV split can consist of: one for each token, if
 /// blocks have one token.
 pub(super) const MAX_RUNS: usize = SPLIT;
 
@@ -27,8 +27,8 @@ pub(super) const STAGED: usize = 4096;
 /// Rows of the largest micro-tile.
 pub(super) const MICRO_ROWS: usize = 8;
 
-/// Whether so many rows have keys or values of the type `E` converted once for all of them: not if each is used once anyway,
-/// nor if there is no room for at least two of these, of `len` values each.
+/// Whether this many rows have keys or values of the type `E` converted once for all of them: not if each is used once anyway,
+/// nor if there is no space for at least two of these, of `len` values each.
 pub(super) fn is_staged<E>(num_rows: usize, len: usize) -> bool {
     num_rows > MICRO_ROWS && size_of::<E>() < size_of::<f32>() && 2 * len <= STAGED
 }
@@ -38,7 +38,7 @@ pub(super) fn partial_len(value_dim: usize) -> usize {
     value_dim.next_multiple_of(LANES) + 2
 }
 
-/// What all tasks read.
+/// The inputs of all tasks.
 pub(super) struct Source<'a, F> {
     pub(super) queries: *const f32,
     pub(super) query_stride: usize,
@@ -50,10 +50,10 @@ pub(super) struct Source<'a, F> {
 }
 
 // SAFETY: the pointers are only read while the caller of `paged_attention` holds the borrows.
-unsafe impl<F: PieceFormat> Sync for Source<'_, F> {}
+unsafe impl<F: CachedFormat> Sync for Source<'_, F> {}
 
 /// A tile's share of the work: its tokens against the positions `start..start + SPLIT`.
-pub(super) struct Piece<'a> {
+pub(super) struct KvSplit<'a> {
     /// The tokens, as indices into the step.
     pub(super) tokens: Range<usize>,
     /// Position of the first token; the others follow.
@@ -62,17 +62,17 @@ pub(super) struct Piece<'a> {
     /// The query heads, all of this key head.
     pub(super) heads: Range<usize>,
     pub(super) block_table: &'a [u32],
-    /// First position of the piece.
+    /// First position of the split.
     pub(super) start: usize,
 }
 
-impl Piece<'_> {
+impl KvSplit<'_> {
     /// Pairs of a token and a query head.
     pub(super) fn num_rows(&self) -> usize {
         self.tokens.len() * self.heads.len()
     }
 
-    /// The positions of the piece that a token attends to, of which `index` are before it in the tile.
+    /// The positions of the split that a token attends to, of which `index` are before it in the tile.
     #[inline(always)]
     pub(super) fn visible(&self, index: usize, window: Option<usize>) -> Range<usize> {
         let end = self.first_position + index + 1;
@@ -85,7 +85,7 @@ impl Piece<'_> {
 /// Memory of one task.
 pub(super) struct TileScratch {
     value_dim: usize,
-    /// Where the piece's positions lie, first in K and then in V.
+    /// The locations of the split's positions, first in K and then in V.
     pub(super) runs: Vec<Run>,
     /// Scaled queries, `[head_dim][rows]`.
     queries: AlignedFloats,
@@ -93,18 +93,18 @@ pub(super) struct TileScratch {
     pub(super) scores: AlignedFloats,
     /// Converted keys, then converted values.
     staged: AlignedFloats,
-    /// The piece: `[rows][padded head_dim]`, largest scores and sums. A sum of 0 means no position.
+    /// The split: `[rows][padded head_dim]`, largest scores and sums. A sum of 0 means no position.
     pub(super) values: AlignedFloats,
     maxima: Vec<f32>,
     pub(super) sums: Vec<f32>,
-    /// All pieces so far.
+    /// All splits so far.
     merged_values: AlignedFloats,
     merged_maxima: Vec<f32>,
     merged_sums: Vec<f32>,
-    /// If values are the first ones of keys: the piece's positions in sixteens, and room for those that no group of
-    /// the cache holds as they are.
+    /// If the values are the first ones of keys: the split's groups of sixteen positions, and space for those that no
+    /// group of the cache holds completely.
     pub(super) latent: Option<LatentScratch>,
-    /// What a cache of whole numbers needs.
+    /// Memory for a cache of integers.
     pub(super) digits: DigitScratch,
 }
 
@@ -129,12 +129,12 @@ impl TileScratch {
         }
     }
 
-    /// Forgets merged pieces.
+    /// Forgets merged splits.
     pub(super) fn start(&mut self, num_rows: usize) {
         self.merged_sums[..num_rows].fill(0.0);
     }
 
-    /// Copies the piece to `[row][max, sum, values…]`.
+    /// Copies the split to `[row][max, sum, values…]`.
     pub(super) fn save_partial(&self, num_rows: usize, target: &mut [f32]) {
         let width = self.value_dim.next_multiple_of(LANES);
         for (row, target) in target.chunks_exact_mut(width + 2).take(num_rows).enumerate() {
@@ -150,7 +150,7 @@ impl TileScratch {
         let (max, sum) = (self.merged_maxima[row], self.merged_sums[row]);
         let inverse = match sink {
             None => 1.0 / sum,
-            // By the larger of the two, so that nothing is infinite.
+            // Scaled by the larger of the two, so that no value is infinite.
             Some(sink) if sink > max => (max - sink).exp() / (sum * (max - sink).exp() + 1.0),
             Some(sink) => 1.0 / (sum + (sink - max).exp()),
         };
@@ -160,11 +160,11 @@ impl TileScratch {
     }
 }
 
-/// Computes a piece of a tile into its scratch.
+/// Computes a KV split of a tile into its scratch.
 pub(super) struct Partial<'a, F> {
     pub(super) source: &'a Source<'a, F>,
-    pub(super) piece: &'a Piece<'a>,
-    /// Whether the scratch has other queries than the piece's so far.
+    pub(super) split: &'a KvSplit<'a>,
+    /// Whether the scratch has other queries than the split's so far.
     pub(super) is_first: bool,
     pub(super) scratch: &'a mut TileScratch,
     /// Use the micro-tiles for 32 registers of sixteen lanes.
@@ -176,69 +176,69 @@ pub(super) struct Partial<'a, F> {
 pub(super) struct Run {
     /// Offset in the pool.
     pub(super) start: usize,
-    /// Offset of the first position from the start of the piece; groups of K may begin before it.
+    /// Offset of the first position from the start of the split; groups of K may begin before it.
     pub(super) offset: isize,
     pub(super) len: usize,
 }
 
-impl<F: PieceFormat> Kernel for Partial<'_, F> {
+impl<F: CachedFormat> Kernel for Partial<'_, F> {
     type Output = ();
 
     #[inline(always)]
     fn run<V: F32x16>(self) {
-        let Self { source, piece, is_first, scratch, wide } = self;
+        let Self { source, split, is_first, scratch, wide } = self;
         let AttentionSpec { window, soft_cap, .. } = source.spec;
-        let group = piece.heads.len();
-        let num_rows = piece.num_rows();
-        // The positions of the piece that any row attends to.
-        let (low, high) = (piece.visible(0, window).start, piece.visible(piece.tokens.len() - 1, window).end);
+        let group = split.heads.len();
+        let num_rows = split.num_rows();
+        // The positions of the split that any row attends to.
+        let (low, high) = (split.visible(0, window).start, split.visible(split.tokens.len() - 1, window).end);
         if is_first {
-            F::load_queries::<V>(source, piece, scratch);
+            F::load_queries::<V>(source, split, scratch);
         }
-        F::score::<V>(source, piece, low..high, scratch, wide);
+        F::score::<V>(source, split, low..high, scratch, wide);
 
-        // To whole vectors: what is between is read, and has to weigh nothing.
-        let relative = (low - piece.start) / LANES * LANES..(high - piece.start).next_multiple_of(LANES);
+        // To whole vectors: values between the positions are read, and their weights have to be zero.
+        let relative = (low - split.start) / LANES * LANES..(high - split.start).next_multiple_of(LANES);
         for row in 0..num_rows {
-            let own = piece.visible(row / group, window);
+            let own = split.visible(row / group, window);
             let scores = &mut scratch.scores[row * SCORE_STRIDE + LANES..][..SPLIT + LANES];
             if let Some(cap) = soft_cap {
                 cap_scores::<V>(&mut scores[relative.clone()], cap);
             }
             (scratch.maxima[row], scratch.sums[row]) =
-                weigh::<V>(scores, &relative, own.start - piece.start..own.end - piece.start);
+                weigh::<V>(scores, &relative, own.start - split.start..own.end - split.start);
         }
 
-        F::add_values::<V>(source, piece, low..high, scratch, wide);
+        F::add_values::<V>(source, split, low..high, scratch, wide);
     }
 }
 
 /// A format of the cache, as attention reads it.
-pub(super) trait PieceFormat: Send + Sync + 'static {
-    /// Whether it has products of bytes.
+pub(super) trait CachedFormat: Send + Sync + 'static {
+    /// Whether it uses byte dot products.
     const IN_BYTES: bool;
 
-    /// Scales the queries of the piece's rows, and puts them down in the form that scores are computed from.
-    fn load_queries<V: F32x16>(source: &Source<'_, Self>, piece: &Piece<'_>, scratch: &mut TileScratch)
+    /// Scales the queries of the split's rows, and stores them in the format that scores are computed from.
+    fn load_queries<V: F32x16>(source: &Source<'_, Self>, split: &KvSplit<'_>, scratch: &mut TileScratch)
     where
         Self: Sized;
 
-    /// Writes the scores of the piece's rows for `positions`, which are of the piece. What a row of scores has beside them
-    /// may become anything, as far as sixteens stick out.
+    /// Writes the scores of the split's rows for `positions`, which are in the split. Groups of sixteen may overwrite
+    /// neighbouring scores with arbitrary values.
     fn score<V: F32x16>(
         source: &Source<'_, Self>,
-        piece: &Piece<'_>,
+        split: &KvSplit<'_>,
         positions: Range<usize>,
         scratch: &mut TileScratch,
         wide: bool,
     ) where
         Self: Sized;
 
-    /// Writes the weighted values of the piece's rows over `positions`. Weights are where scores were, and zero for what a
-    /// row does not attend to of the vectors that have `positions`.
+    /// Writes the weighted values of the split's rows over `positions`. Weights are at the indices of scores. They are
+    /// zero for positions of the same vectors that a row does not attend to.
     fn add_values<V: F32x16>(
         source: &Source<'_, Self>,
-        piece: &Piece<'_>,
+        split: &KvSplit<'_>,
         positions: Range<usize>,
         scratch: &mut TileScratch,
         wide: bool,
@@ -246,13 +246,13 @@ pub(super) trait PieceFormat: Send + Sync + 'static {
         Self: Sized;
 }
 
-impl<E: KvElement> PieceFormat for E {
+impl<E: KvElement> CachedFormat for E {
     const IN_BYTES: bool = false;
 
     #[inline(always)]
-    fn load_queries<V: F32x16>(source: &Source<'_, Self>, piece: &Piece<'_>, scratch: &mut TileScratch) {
-        let num_rows = piece.num_rows();
-        for (row, query) in queries(source, piece).enumerate() {
+    fn load_queries<V: F32x16>(source: &Source<'_, Self>, split: &KvSplit<'_>, scratch: &mut TileScratch) {
+        let num_rows = split.num_rows();
+        for (row, query) in queries(source, split).enumerate() {
             for (d, value) in query.iter().enumerate() {
                 scratch.queries[d * num_rows + row] = value * source.spec.scale;
             }
@@ -262,16 +262,16 @@ impl<E: KvElement> PieceFormat for E {
     #[inline(always)]
     fn score<V: F32x16>(
         source: &Source<'_, Self>,
-        piece: &Piece<'_>,
+        split: &KvSplit<'_>,
         positions: Range<usize>,
         scratch: &mut TileScratch,
         wide: bool,
     ) {
         let AttentionHeads { head_dim, .. } = source.spec.heads;
-        let num_rows = piece.num_rows();
+        let num_rows = split.num_rows();
 
-        list_runs(&mut scratch.runs, piece, positions, source.layout.block_size, true, |block, slot| {
-            source.layout.k_group(block, piece.kv_head, slot)
+        list_runs(&mut scratch.runs, split, positions, source.layout.block_size, true, |block, slot| {
+            source.layout.k_group(block, split.kv_head, slot)
         });
         let scores = ScoreTile {
             queries: scratch.queries.as_ptr(),
@@ -294,19 +294,19 @@ impl<E: KvElement> PieceFormat for E {
     #[inline(always)]
     fn add_values<V: F32x16>(
         source: &Source<'_, Self>,
-        piece: &Piece<'_>,
+        split: &KvSplit<'_>,
         positions: Range<usize>,
         scratch: &mut TileScratch,
         wide: bool,
     ) {
-        let num_rows = piece.num_rows();
+        let num_rows = split.num_rows();
         if let Some(latent) = &mut scratch.latent {
-            latent.list(source, piece, positions);
+            latent.list(source, split, positions);
             latent.add_values::<V, E>(source.k_pool, num_rows, &scratch.scores, &mut scratch.values);
             return;
         }
-        list_runs(&mut scratch.runs, piece, positions, source.layout.block_size, false, |block, slot| {
-            source.layout.v_row(block, piece.kv_head, slot)
+        list_runs(&mut scratch.runs, split, positions, source.layout.block_size, false, |block, slot| {
+            source.layout.v_row(block, split.kv_head, slot)
         });
         let values = ValueTile {
             weights: scratch.scores[LANES..].as_ptr(),
@@ -326,15 +326,15 @@ impl<E: KvElement> PieceFormat for E {
     }
 }
 
-/// The queries of the piece's rows, in their order.
+/// The queries of the split's rows, in their order.
 #[inline(always)]
 pub(super) fn queries<'a, F>(
     source: &'a Source<'_, F>,
-    piece: &'a Piece<'_>,
+    split: &'a KvSplit<'_>,
 ) -> impl Iterator<Item = &'a [f32]> {
     let AttentionHeads { head_dim, .. } = source.spec.heads;
-    piece.tokens.clone().flat_map(move |token| {
-        piece.heads.clone().map(move |head| {
+    split.tokens.clone().flat_map(move |token| {
+        split.heads.clone().map(move |head| {
             let offset = token * source.query_stride + head * head_dim;
             // SAFETY: the caller of `paged_attention` gave `query_stride` values for each token, which
             // begin with all query heads.
@@ -343,12 +343,12 @@ pub(super) fn queries<'a, F>(
     })
 }
 
-/// Lists where the positions lie: in groups of sixteen slots of a block, or in as much as a block has.
-/// `address` gives the offset of a block's slot in the pool.
+/// Lists the locations of the positions: in groups of sixteen slots of a block, or in runs within a block. `address`
+/// returns the offset of a block's slot in the pool.
 #[inline(always)]
 pub(super) fn list_runs(
     runs: &mut Vec<Run>,
-    piece: &Piece<'_>,
+    split: &KvSplit<'_>,
     positions: Range<usize>,
     block_size: usize,
     in_groups: bool,
@@ -366,8 +366,8 @@ pub(super) fn list_runs(
             (slot, block_size.min(slot + positions.end - position))
         };
         runs.push(Run {
-            start: address(piece.block_table[index] as usize, first_slot),
-            offset: (index * block_size + first_slot) as isize - piece.start as isize,
+            start: address(split.block_table[index] as usize, first_slot),
+            offset: (index * block_size + first_slot) as isize - split.start as isize,
             len: end_slot - first_slot,
         });
         position += end_slot - slot;
@@ -382,7 +382,7 @@ pub(super) struct ScoreTile<'a, E> {
     pub(super) head_dim: usize,
     pub(super) k_pool: *const E,
     pub(super) groups: &'a [Run],
-    /// First row's score of the piece's first position; rows are `SCORE_STRIDE` apart.
+    /// First row's score of the split's first position; rows are `SCORE_STRIDE` apart.
     pub(super) scores: *mut f32,
 }
 
@@ -395,7 +395,7 @@ impl<E: KvElement> ScoreTile<'_, E> {
     pub(super) unsafe fn compute_all<V: F32x16>(&self, wide: bool) {
         let mut row = 0;
         while row < self.num_rows {
-            // SAFETY: the caller's guarantees; there are as many rows as are computed.
+            // SAFETY: the caller's guarantees; the computed rows exist.
             unsafe {
                 let tile = ScoreTile {
                     queries: self.queries.add(row),
@@ -416,7 +416,7 @@ impl<E: KvElement> ScoreTile<'_, E> {
     /// The same with keys that are converted once for all rows, to `staged`.
     ///
     /// # Safety
-    /// As of [`Self::compute_all`]; a group has room in `staged`.
+    /// As of [`Self::compute_all`]; a group has space in `staged`.
     #[inline(always)]
     unsafe fn compute_staged<V: F32x16>(&self, wide: bool, staged: &mut [f32]) {
         const MAX_GROUPS: usize = 8;
@@ -445,7 +445,7 @@ impl<E: KvElement> ScoreTile<'_, E> {
     /// Computes `ROWS` rows, `GROUPS` groups at a time, and returns `ROWS`.
     ///
     /// # Safety
-    /// There are as many rows, and all pointers hold what their descriptions say.
+    /// There are `ROWS` rows, and all pointers hold what their descriptions say.
     #[inline(always)]
     unsafe fn compute<V: F32x16, const ROWS: usize, const GROUPS: usize>(&self) -> usize {
         let (several, single) = self.groups.as_chunks::<GROUPS>();
@@ -467,7 +467,7 @@ impl<E: KvElement> ScoreTile<'_, E> {
     ) {
         let mut sums = [[V::splat(0.0); GROUPS]; ROWS];
         // SAFETY: a group has sixteen values for each of `head_dim`, and the queries `num_rows`; scores
-        // of a group begin at most fifteen before and end at most fifteen after the piece.
+        // of a group begin at most fifteen before and end at most fifteen after the split.
         unsafe {
             for d in 0..self.head_dim {
                 let mut keys = [V::splat(0.0); GROUPS];
@@ -492,20 +492,20 @@ impl<E: KvElement> ScoreTile<'_, E> {
     }
 }
 
-/// Converts as many values as `target` has, a multiple of sixteen.
+/// Converts `target.len()` values, a multiple of sixteen.
 ///
 /// # Safety
-/// `source` has as many.
+/// `source` has that many.
 #[inline(always)]
 pub(super) unsafe fn convert<V: F32x16, E: KvElement>(source: *const E, target: &mut [f32]) {
     for at in (0..target.len()).step_by(LANES) {
-        // SAFETY: sixteen values are left on both sides.
+        // SAFETY: both sides have sixteen more values.
         unsafe { E::load::<V>(source.add(at)).store(target.as_mut_ptr().add(at)) };
     }
 }
 
-/// `cap · tanh(x / cap)` of whole vectors, as `cap - 2 · cap / (e^(2x / cap) + 1)`: `exp` is bounded, so nothing is infinite.
-/// What is no score may be anything, and stays no score.
+/// `cap · tanh(x / cap)` of whole vectors, as `cap - 2 · cap / (e^(2x / cap) + 1)`: `exp` is bounded, so no value is
+/// infinite. Arbitrary values between scores stay arbitrary.
 #[inline(always)]
 fn cap_scores<V: F32x16>(scores: &mut [f32], cap: f32) {
     let (one, cap, twice) = (V::splat(1.0), V::splat(cap), V::splat(2.0 * cap));
@@ -520,7 +520,7 @@ fn cap_scores<V: F32x16>(scores: &mut [f32], cap: f32) {
 }
 
 /// Turns the scores of a row into weights: e^(score - max) inside `own`, 0 in the rest of `all`. Offsets
-/// are from the start of the piece. Returns the largest score and the sum of the weights.
+/// are from the start of the split. Returns the largest score and the sum of the weights.
 #[inline(always)]
 pub(super) fn weigh<V: F32x16>(scores: &mut [f32], all: &Range<usize>, own: Range<usize>) -> (f32, f32) {
     if own.is_empty() {
@@ -552,7 +552,7 @@ pub(super) fn weigh<V: F32x16>(scores: &mut [f32], all: &Range<usize>, own: Rang
     (max, sum.sum())
 }
 
-/// Adds a piece to the merged ones: the piece in the scratch, or a saved one.
+/// Adds a KV split to the merged ones: the split in the scratch, or a saved one.
 pub(super) struct Merge<'a> {
     pub(super) scratch: &'a mut TileScratch,
     pub(super) num_rows: usize,
@@ -575,7 +575,7 @@ impl Kernel for Merge<'_> {
                 }
                 None => (scratch.maxima[row], scratch.sums[row], &scratch.values[row * width..][..width]),
             };
-            // No position of the piece is visible to this row.
+            // No position of the split is visible to this row.
             if sum == 0.0 {
                 continue;
             }

@@ -1,22 +1,22 @@
 //! Weighted values that are the first ones of the keys, as in latent attention.
 //!
-//! K has sixteen positions side by side, so a value of the result is a sum over lanes, which are added up once for each
-//! piece. Lane `p % 16` has the positions `p`, whatever the block size; so the order of additions is a function of the
-//! positions alone. Where the cache has no such sixteen (at the ends of the context, or if blocks are no multiple of
-//! sixteen), they are copied, and what is none of the positions is zero: it may be anything in the cache.
+//! K has sixteen positions in each vector, so a value of the result is a sum over lanes, which are reduced once for
+//! each split. Lane `p % 16` has the positions `p` for every block size, so the order of additions is a function of the
+//! positions alone. At the ends of the context, or if the block size is not a multiple of sixteen, the cache has no
+//! such group; it is copied then, with zeros for other positions, whose contents in the cache are arbitrary.
 
 use std::ops::Range;
 
 use super::SPLIT;
-use super::kernel::{Piece, SCORE_STRIDE, Source};
+use super::kernel::{KvSplit, SCORE_STRIDE, Source};
 use crate::paged_cache::{KvElement, LANES};
 use crate::q8_0::{self, Q8_0, WORD};
 use crate::simd::F32x16;
 
-/// Groups of sixteen positions of a piece.
+/// Groups of sixteen positions of a KV split.
 const MAX_GROUPS: usize = SPLIT / LANES;
 
-/// Where a piece's positions lie.
+/// The locations of a KV split's positions.
 pub(super) struct LatentScratch {
     value_dim: usize,
     groups: Vec<Group>,
@@ -27,7 +27,7 @@ pub(super) struct LatentScratch {
 /// Sixteen positions that begin at a multiple of sixteen.
 #[derive(Debug, Clone, Copy)]
 struct Group {
-    /// Offset of the first position from the start of the piece.
+    /// Offset of the first position from the start of the split.
     offset: usize,
     /// Offset in the pool; none if it is the next of the copies.
     start: Option<usize>,
@@ -42,24 +42,24 @@ impl LatentScratch {
         }
     }
 
-    /// Finds or makes the sixteens of `positions`, which are positions of the piece.
+    /// Finds or makes the sixteens of `positions`, which are positions of the split.
     #[inline(always)]
     pub(super) fn list<E: KvElement>(
         &mut self,
         source: &Source<'_, E>,
-        piece: &Piece<'_>,
+        split: &KvSplit<'_>,
         positions: Range<usize>,
     ) {
         let (layout, value_dim) = (source.layout, self.value_dim);
         let address = |position: usize| {
             let (index, slot) = (position / layout.block_size, position % layout.block_size);
-            let block = piece.block_table[index] as usize;
-            (layout.k_group(block, piece.kv_head, slot / LANES * LANES), slot % LANES)
+            let block = split.block_table[index] as usize;
+            (layout.k_group(block, split.kv_head, slot / LANES * LANES), slot % LANES)
         };
         self.groups.clear();
         let mut num_copies = 0;
         for first in (positions.start / LANES * LANES..positions.end).step_by(LANES) {
-            let offset = first - piece.start;
+            let offset = first - split.start;
             let is_whole = positions.start <= first && first + LANES <= positions.end;
             if is_whole && layout.block_size.is_multiple_of(LANES) {
                 self.groups.push(Group { offset, start: Some(address(first).0) });
@@ -89,14 +89,14 @@ impl LatentScratch {
     pub(super) fn decode<V: F32x16>(
         &mut self,
         source: &Source<'_, Q8_0>,
-        piece: &Piece<'_>,
+        split: &KvSplit<'_>,
         positions: Range<usize>,
     ) {
         let (layout, value_dim) = (source.layout, self.value_dim);
         self.groups.clear();
         let mut values = [0.0; LANES];
         for (index, first) in (positions.start / LANES * LANES..positions.end).step_by(LANES).enumerate() {
-            self.groups.push(Group { offset: first - piece.start, start: None });
+            self.groups.push(Group { offset: first - split.start, start: None });
             let copy = &mut self.copies[index * value_dim..][..value_dim];
             copy.fill([0; LANES]);
             let mut position = first.max(positions.start);
@@ -104,8 +104,8 @@ impl LatentScratch {
             while position < end {
                 let (block, slot) = (position / layout.block_size, position % layout.block_size);
                 let len = (end - position).min(layout.block_size - slot).min(LANES - slot % LANES);
-                let block = piece.block_table[block] as usize;
-                let sixteen = q8_0::key_sixteen(&layout, block, piece.kv_head, slot);
+                let block = split.block_table[block] as usize;
+                let sixteen = q8_0::key_sixteen(&layout, block, split.kv_head, slot);
                 let sixteen = source.k_pool.cast::<u8>().wrapping_add(sixteen);
                 for (first, copy) in (0..).step_by(WORD).zip(copy.chunks_mut(WORD)) {
                     // SAFETY: the block is in the pool.

@@ -1,14 +1,14 @@
-//! Attention over keys and values that are whole numbers, with products of bytes.
+//! Attention over integer keys and values, with byte dot products.
 //!
-//! Queries and weights become whole numbers of two digits, ±127 · 128 ± 64, which is more than half precision has: a query by
-//! the largest of each [`GROUP`] of its values, weights times the scales of values by the largest scale that a token attends
-//! to in the piece. Each digit is multiplied by itself. Sums of products are exact, so that neither the block size nor who
-//! else is in the tile changes a bit; what is not exact is done for each row alone, in a fixed order.
+//! Queries and weights become integers of two digits, ±127 · 128 ± 64, which is more precise than half precision: a
+//! query by the largest of each [`GROUP`] of its values, weights times the scales of values by the largest scale that a
+//! token attends to in the split. Each digit is multiplied by itself. Integer sums are exact, so that neither the block
+//! size nor the rest of the tile changes a bit; inexact operations are done for each row alone, in a fixed order.
 
 use std::ops::Range;
 
 use super::kernel::{
-    MAX_RUNS, Piece, PieceFormat, Run, SCORE_STRIDE, Source, TileScratch, list_runs, queries,
+    CachedFormat, KvSplit, MAX_RUNS, Run, SCORE_STRIDE, Source, TileScratch, list_runs, queries,
 };
 use super::{AttentionHeads, SPLIT};
 use crate::memory::prefetch_early;
@@ -18,19 +18,19 @@ use crate::simd::F32x16;
 
 /// Codes of sixteen slots, in words.
 const WORDS: usize = LANES / WORD;
-/// What the first digit counts.
+/// The value of a unit of the first digit.
 const BASE: f32 = 128.0;
 /// The largest number of two digits.
 const MAX: f32 = 127.0 * BASE + 63.0;
-/// The largest sum of the weights of a piece, and a little for what rounding adds.
+/// The largest sum of the weights of a KV split, with a margin for rounding.
 const MAX_SUM: f32 = SPLIT as f32 + 1.0;
 
 /// Numbers of two digits: those of a row and a group.
 #[derive(Debug, Clone, Copy, Default)]
 struct Unit {
-    /// What one stands for.
+    /// The value of a unit.
     scale: f32,
-    /// What integer sums of products with a digit start from.
+    /// The start of integer sums of dot products with a digit.
     starts: [i32; 2],
 }
 
@@ -50,7 +50,7 @@ pub(super) struct DigitScratch {
     /// Weights times the scales of a group of values, `[row][digit][run][16]`, with their units.
     weights: Vec<i8>,
     weight_units: Vec<Unit>,
-    /// `[run][16]`: what a token's weights are multiplied with to be whole numbers.
+    /// `[run][16]`: the factors that convert a token's weights to integers.
     factors: Vec<[f32; LANES]>,
     /// The runs in V; those of the scratch are in K.
     runs: Vec<Run>,
@@ -73,9 +73,9 @@ impl DigitScratch {
 /// Writes the digits of sixteen whole numbers of at most `MAX`, and adds them to `sums`.
 ///
 /// # Safety
-/// There is room for sixteen at both pointers; see [`F32x16`].
+/// There is space for sixteen at both pointers; see [`F32x16`].
 #[inline(always)]
-unsafe fn split<V: F32x16>(numbers: V, digits: [*mut i8; 2], sums: &mut [V; 2]) {
+unsafe fn store_digits<V: F32x16>(numbers: V, digits: [*mut i8; 2], sums: &mut [V; 2]) {
     let high = numbers.mul(V::splat(1.0 / BASE)).round();
     let low = high.mul_add(V::splat(-BASE), numbers);
     // SAFETY: the caller's guarantees.
@@ -86,13 +86,13 @@ unsafe fn split<V: F32x16>(numbers: V, digits: [*mut i8; 2], sums: &mut [V; 2]) 
     *sums = [sums[0].add(high), sums[1].add(low)];
 }
 
-/// Puts the digits' sums of products together.
+/// Combines the dot products of the digits.
 #[inline(always)]
 fn join<V: F32x16>([high, low]: [V::Sums; 2]) -> V {
     V::from_sums(high).mul_add(V::splat(BASE), V::from_sums(low))
 }
 
-/// What numbers up to `largest` are multiplied by to be whole ones, and what one of those stands for.
+/// The factor that converts numbers up to `largest` to integers, and the value of a unit.
 #[inline(always)]
 fn unit_of(largest: f32) -> (f32, f32) {
     // Of so small numbers the reciprocal would be infinite; a NaN stays one.
@@ -102,9 +102,9 @@ fn unit_of(largest: f32) -> (f32, f32) {
 impl DigitScratch {
     /// Scales the tile's queries and makes whole numbers of them.
     #[inline(always)]
-    fn load_queries<V: F32x16>(&mut self, source: &Source<'_, Q8_0>, piece: &Piece<'_>) {
-        let (num_rows, scale) = (piece.num_rows(), V::splat(source.spec.scale));
-        for (row, query) in queries(source, piece).enumerate() {
+    fn load_queries<V: F32x16>(&mut self, source: &Source<'_, Q8_0>, split: &KvSplit<'_>) {
+        let (num_rows, scale) = (split.num_rows(), V::splat(source.spec.scale));
+        for (row, query) in queries(source, split).enumerate() {
             for (group, values) in query.chunks(GROUP).enumerate() {
                 let mut padded = [0.0; GROUP];
                 padded[..values.len()].copy_from_slice(values);
@@ -117,7 +117,7 @@ impl DigitScratch {
                     let mut sums = [V::splat(0.0); 2];
                     for (at, half) in [0, LANES].into_iter().zip(halves) {
                         let digits = digits.each_mut().map(|digit| digit.as_mut_ptr().add(at));
-                        split(half.mul(V::splat(factor)).round(), digits, &mut sums);
+                        store_digits(half.mul(V::splat(factor)).round(), digits, &mut sums);
                     }
                     self.query_units[index] = Unit::new(scale, sums);
                 }
@@ -175,11 +175,11 @@ impl DigitScratch {
                     masked[lanes.clone()].copy_from_slice(&weights[start..][lanes]);
                     masked.as_ptr()
                 };
-                // SAFETY: there are sixteen weights and factors, and room for their digits.
+                // SAFETY: there are sixteen weights and factors, and space for their digits.
                 unsafe {
                     let numbers = V::load(weights).mul(V::load(factors.as_ptr())).round();
                     let digits = digits.as_mut_ptr().add(index * LANES);
-                    split(numbers, [digits, digits.add(len)], &mut sums);
+                    store_digits(numbers, [digits, digits.add(len)], &mut sums);
                 }
             }
             weight_units[row] = Unit::new(scale, sums);
@@ -187,29 +187,29 @@ impl DigitScratch {
     }
 }
 
-impl PieceFormat for Q8_0 {
+impl CachedFormat for Q8_0 {
     const IN_BYTES: bool = true;
 
     #[inline(always)]
-    fn load_queries<V: F32x16>(source: &Source<'_, Self>, piece: &Piece<'_>, scratch: &mut TileScratch) {
-        scratch.digits.load_queries::<V>(source, piece);
+    fn load_queries<V: F32x16>(source: &Source<'_, Self>, split: &KvSplit<'_>, scratch: &mut TileScratch) {
+        scratch.digits.load_queries::<V>(source, split);
     }
 
     #[inline(always)]
     fn score<V: F32x16>(
         source: &Source<'_, Self>,
-        piece: &Piece<'_>,
+        split: &KvSplit<'_>,
         positions: Range<usize>,
         scratch: &mut TileScratch,
         wide: bool,
     ) {
-        let (num_rows, layout) = (piece.num_rows(), &source.layout);
+        let (num_rows, layout) = (split.num_rows(), &source.layout);
         let TileScratch { runs, scores, digits, .. } = scratch;
-        list_runs(runs, piece, positions.clone(), layout.block_size, true, |block, slot| {
-            q8_0::key_sixteen(layout, block, piece.kv_head, slot)
+        list_runs(runs, split, positions.clone(), layout.block_size, true, |block, slot| {
+            q8_0::key_sixteen(layout, block, split.kv_head, slot)
         });
-        list_runs(&mut digits.runs, piece, positions, layout.block_size, true, |block, slot| {
-            q8_0::value_sixteen(layout, block, piece.kv_head, slot)
+        list_runs(&mut digits.runs, split, positions, layout.block_size, true, |block, slot| {
+            q8_0::value_sixteen(layout, block, split.kv_head, slot)
         });
         let v_pool = if layout.has_values { source.v_pool.cast::<u8>() } else { std::ptr::null() };
         let tile = ScoreTile {
@@ -238,26 +238,26 @@ impl PieceFormat for Q8_0 {
     #[inline(always)]
     fn add_values<V: F32x16>(
         source: &Source<'_, Self>,
-        piece: &Piece<'_>,
+        split: &KvSplit<'_>,
         positions: Range<usize>,
         scratch: &mut TileScratch,
         wide: bool,
     ) {
-        let (num_rows, layout) = (piece.num_rows(), &source.layout);
+        let (num_rows, layout) = (split.num_rows(), &source.layout);
         let TileScratch { scores, values, latent, digits, sums, .. } = scratch;
         let AttentionHeads { value_dim, .. } = source.spec.heads;
         let width = value_dim.next_multiple_of(LANES);
         if let Some(latent) = latent {
-            latent.decode::<V>(source, piece, positions);
+            latent.decode::<V>(source, split, positions);
             latent.add_values::<V, f32>(std::ptr::null(), num_rows, scores, values);
         } else {
             let codes = source.v_pool.cast::<u8>();
             for group in 0..value_dim.div_ceil(GROUP) {
                 let scales = codes.wrapping_add(q8_0::value_code_bytes(layout) + group * SCALES);
-                for token in 0..piece.tokens.len() {
-                    let own = piece.visible(token, source.spec.window);
-                    let own = (own.start - piece.start) as isize..(own.end - piece.start) as isize;
-                    let rows = token * piece.heads.len()..(token + 1) * piece.heads.len();
+                for token in 0..split.tokens.len() {
+                    let own = split.visible(token, source.spec.window);
+                    let own = (own.start - split.start) as isize..(own.end - split.start) as isize;
+                    let rows = token * split.heads.len()..(token + 1) * split.heads.len();
                     digits.load_weights::<V>(scales, scores, rows, &own);
                 }
                 let tile = ValueTile {
@@ -298,7 +298,7 @@ struct ScoreTile<'a> {
     layout: &'a KvLayout,
     k_pool: *const u8,
     runs: &'a [Run],
-    /// V, where the same sixteens lie that are read next.
+    /// V, at the same groups, which are read next.
     values: Option<(*const u8, &'a [Run])>,
     queries: &'a [[[i8; GROUP]; 2]],
     units: &'a [Unit],
@@ -306,7 +306,7 @@ struct ScoreTile<'a> {
 }
 
 impl ScoreTile<'_> {
-    /// Fetches what is read soon: blocks lie apart, so the processor does not see them coming.
+    /// Prefetches groups that are read soon: blocks are not adjacent, so the processor cannot predict them.
     #[inline(always)]
     fn prefetch(&self, index: usize) {
         const AHEAD: usize = 2;

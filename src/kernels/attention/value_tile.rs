@@ -1,4 +1,4 @@
-//! Rows of weights times the values of a piece, for values of the types of floating-point numbers.
+//! Rows of weights times the values of a KV split, for values of the types of floating-point numbers.
 
 use super::kernel::{Run, SCORE_STRIDE, convert};
 use crate::paged_cache::{KvElement, LANES};
@@ -6,14 +6,14 @@ use crate::simd::F32x16;
 
 /// Some rows' weighted values.
 pub(super) struct ValueTile<'a, E> {
-    /// First row's weight of the piece's first position; rows are `SCORE_STRIDE` apart.
+    /// First row's weight of the split's first position; rows are `SCORE_STRIDE` apart.
     pub(super) weights: *const f32,
     pub(super) v_pool: *const E,
     pub(super) runs: &'a [Run],
     /// Values between two rows of V and of the result; a multiple of sixteen.
     pub(super) width: usize,
     pub(super) values: *mut f32,
-    /// Whether the result is added to what is there.
+    /// Whether the result is added to the previous values.
     pub(super) adds: bool,
 }
 
@@ -21,12 +21,12 @@ impl<E: KvElement> ValueTile<'_, E> {
     /// Computes `num_rows` rows.
     ///
     /// # Safety
-    /// There are as many, and all pointers hold what their descriptions say.
+    /// There are `num_rows` rows, and all pointers hold what their descriptions say.
     #[inline(always)]
     pub(super) unsafe fn compute_all<V: F32x16>(&self, num_rows: usize, wide: bool) {
         let mut row = 0;
         while row < num_rows {
-            // SAFETY: the caller's guarantees; there are as many rows as are computed.
+            // SAFETY: the caller's guarantees; the computed rows exist.
             unsafe {
                 let tile = ValueTile {
                     weights: self.weights.add(row * SCORE_STRIDE),
@@ -47,7 +47,7 @@ impl<E: KvElement> ValueTile<'_, E> {
     /// The same with values that are converted once for all rows, to `staged`.
     ///
     /// # Safety
-    /// As of [`Self::compute_all`]; a row of V has room in `staged`.
+    /// As of [`Self::compute_all`]; a row of V has space in `staged`.
     #[inline(always)]
     pub(super) unsafe fn compute_staged<V: F32x16>(&self, num_rows: usize, wide: bool, staged: &mut [f32]) {
         let max_tokens = staged.len() / self.width;
@@ -93,12 +93,12 @@ impl<E: KvElement> ValueTile<'_, E> {
     /// Computes `ROWS` rows, `VECTORS` vectors of values at a time, and returns `ROWS`.
     ///
     /// # Safety
-    /// There are as many rows, and all pointers hold what their descriptions say.
+    /// There are `ROWS` rows, and all pointers hold what their descriptions say.
     #[inline(always)]
     unsafe fn compute<V: F32x16, const ROWS: usize, const VECTORS: usize>(&self) -> usize {
         let mut column = 0;
         while column < self.width {
-            // SAFETY: the caller's guarantees; `column` leaves as many vectors as are computed.
+            // SAFETY: the caller's guarantees; `column` leaves space for the computed vectors.
             unsafe {
                 if self.width - column >= VECTORS * LANES {
                     self.compute_columns::<V, ROWS, VECTORS>(column);

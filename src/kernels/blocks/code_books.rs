@@ -1,7 +1,7 @@
 //! The code books of the block formats whose names begin with IQ, as the formats define them.
 //!
-//! An entry of a book is a number whose bits, from the lowest, are the levels of the values that it stands for: two bits
-//! each of eight values, or three bits each of four. Here are the levels; what they mean is the last table.
+//! An entry of a book is a number whose bits, from the lowest, are the levels of its values: two bits each of eight
+//! values, or three bits each of four. The books are given as levels; the last table maps levels to values.
 
 /// Values of `IQ2_XXS`, `IQ2_XS` and `IQ2_S`, in eighths of the scale.
 pub(super) const IQ2_LEVELS: [i8; 4] = [8, 25, 43, 0];
@@ -17,7 +17,7 @@ pub(crate) const IQ4_VALUES: [i8; 16] =
 /// Values of `MXFP4`: those of a float with two bits of exponent and one of mantissa, doubled.
 pub(crate) const MXFP4_VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// The bits that say which of eight values are negative, of the seven that a file has: their number is even.
+/// The sign bits of eight values, from the seven that a file has: their number is even.
 pub(super) fn even_signs(seven: u32) -> u8 {
     let seven = (seven & 127) as u8;
     seven | ((seven.count_ones() as u8 & 1) << 7)

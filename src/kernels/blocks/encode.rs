@@ -6,8 +6,8 @@ use half::f16;
 use super::store_f16;
 use crate::{DType, Error, Result};
 
-/// Step sizes tried beside the whole range of a block, as how many steps more or fewer than there are codes for span it.
-/// One fewer keeps the values of a block with half as many levels.
+/// Step sizes that are tried in addition to the whole range of a block, as the difference between the number of steps
+/// in the range and the number of codes. One fewer keeps the values of a block with half as many levels.
 const STEPS: [f32; 6] = [-1.0, -1.4, -0.7, -0.35, 0.35, 0.7];
 
 pub(super) fn q4_0(values: &[f32; 32], block: &mut [u8; 18]) -> Result<()> {
@@ -66,7 +66,7 @@ pub(super) fn integers(dtype: DType, scale: f32, codes: &[i8; 32], block: &mut [
         DType::Q8_0 => {
             block[2..].iter_mut().zip(codes).for_each(|(byte, code)| *byte = code.cast_unsigned());
         }
-        _ => return Err(Error::unsupported(format!("integers with one scale are no blocks of {dtype}"))),
+        _ => return Err(Error::unsupported(format!("integers with one scale cannot be encoded as {dtype}"))),
     }
     Ok(())
 }
@@ -82,8 +82,8 @@ fn store_five_bits(codes: &[u8; 32], out: &mut [u8]) {
 
 /// Writes the scale and the minimum of a block, in half precision, and returns its codes up to `max_code`.
 ///
-/// For each step size, the values get the codes next to them, and least squares give the scale and the minimum for these;
-/// the pair with the least error counts, as it is in half precision.
+/// For each step size, the values get the nearest codes, and a least-squares fit gives the scale and the minimum for
+/// these. The pair with the least error after rounding to half precision is used.
 fn with_min(values: &[f32; 32], max_code: f32, head: &mut [u8]) -> Result<[u8; 32]> {
     let low = values.iter().copied().fold(f32::INFINITY, f32::min);
     let high = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -157,7 +157,7 @@ fn signed_scale(values: &[f32; 32], levels: f32) -> (f32, f32) {
     (scale, reciprocal(scale))
 }
 
-/// 1/x, but 0 where that is not finite: a block of zeros (or of values too small to tell apart).
+/// 1/x, but 0 where that is not finite: a block of zeros (or of values too small to distinguish).
 fn reciprocal(x: f32) -> f32 {
     let inverse = 1.0 / x;
     if inverse.is_finite() { inverse } else { 0.0 }

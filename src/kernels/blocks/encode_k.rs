@@ -202,7 +202,7 @@ impl<'a> SubBlock<'a> {
 }
 
 fn fit_affine(sub_block: &SubBlock<'_>) -> Affine {
-    // The format has no positive offset, so zero is always part of the range.
+    // The format has no positive offset, so the range always includes zero.
     let low = sub_block.x.iter().fold(0.0_f32, |low, &x| low.min(x));
     let high = sub_block.x.iter().fold(0.0_f32, |high, &x| high.max(x));
     let range = high - low;
@@ -362,7 +362,7 @@ fn round_level(value: f32, step: f32, limit: f32) -> f32 {
     round_positive((value * reciprocal(step)).clamp(0.0, limit))
 }
 
-/// Rounds 0 ≤ x < 2²² to the nearest integer: the sum has no room for a fraction.
+/// Rounds 0 ≤ x < 2²² to the nearest integer: the sum has no capacity for a fraction.
 fn round_positive(x: f32) -> f32 {
     const NO_FRACTION: f32 = 8_388_608.0;
     (x + NO_FRACTION) - NO_FRACTION

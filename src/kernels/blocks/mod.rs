@@ -1,8 +1,8 @@
 //! The block formats of ggml: f32 values out of and into their packed bytes, and from one format into another.
 //!
-//! All formats are little endian and made of independent blocks, so any whole number of blocks can be
-//! converted on its own. The code is plain scalar Rust: it is the reference that fast kernels are tested
-//! against and the encoder for quantisation at load. It knows nothing of files, tensors or threads.
+//! All formats are little endian and made of independent blocks, so any whole number of blocks can be converted on its
+//! own. The code is plain scalar Rust: it is the reference that fast kernels are tested against and the encoder for
+//! quantisation at load. It does not depend on files, tensors or threads.
 
 pub(crate) mod code_books;
 pub(crate) mod decode;
@@ -148,7 +148,7 @@ fn each_block<const BYTES: usize, const LEN: usize>(
     }
 }
 
-/// Runs `encode` over all blocks and says which one failed.
+/// Runs `encode` over all blocks and reports the one that failed.
 fn encode_blocks<const LEN: usize, const BYTES: usize>(
     values: &[f32],
     out: &mut [u8],

@@ -4,14 +4,14 @@ use super::check_lengths;
 use super::scaled::ScaledBlock;
 use crate::{DType, Error, FileType, RepackedType, Result};
 
-/// Whether [`repack`] brings values of `source` to `target`.
+/// Whether [`repack`] can convert `source` to `target`.
 #[must_use]
 pub fn can_repack(source: FileType, target: DType) -> bool {
     source.kept_as() == target
 }
 
-/// Turns whole blocks of `source` into those of `target` that decode to the same values, if there is a way: to the type
-/// itself, or to what it is [kept as](FileType::kept_as).
+/// Converts whole blocks of `source` to those of `target` that decode to the same values, if possible: to the type
+/// itself, or to the type that it is [kept as](FileType::kept_as).
 ///
 /// # Errors
 /// [`crate::ErrorKind::InvalidModel`] if the lengths do not fit together, [`crate::ErrorKind::Internal`] if there is no way.

@@ -1,6 +1,7 @@
 //! The types of files that have no kernels, taken apart: whole numbers under one factor, which other types can hold.
 //!
-//! Each value is `d · scale · code / units`. The products have so few bits that no f32 rounds them, whatever the order.
+//! Each value is `d · scale · code / units`. The factors have so few bits that every order of multiplication is exact
+//! in f32.
 
 use half::f16;
 
@@ -16,9 +17,9 @@ pub(super) struct ScaledBlock {
     pub(super) d: f16,
     /// A scale for each sixteen values.
     pub(super) scales: [i8; 16],
-    /// As many as the type has values in a block.
+    /// The codes of a block.
     pub(super) codes: [i8; 256],
-    /// What codes are multiples of the inverse of: 1, or 8 where [`crate::DType::Q8S`] takes them.
+    /// Codes are multiples of its inverse: 1, or 8 for types that become [`crate::DType::Q8S`].
     pub(super) units: f32,
 }
 
@@ -46,7 +47,7 @@ impl ScaledBlock {
         taken
     }
 
-    /// The values, as many as there is room for.
+    /// Fills `values` from the start.
     pub(super) fn values(&self, out: &mut [f32]) {
         let d = self.d.to_f32() / self.units;
         for (k, out) in out.iter_mut().enumerate() {
@@ -151,7 +152,7 @@ impl ScaledBlock {
         let groups = [(&block[..32], 5), (&block[32..48], 5), (&block[48..52], 4)];
         let digits = groups.into_iter().flat_map(|(bytes, num_digits)| {
             (0..num_digits).flat_map(move |digit| {
-                // What is above the fraction are the digits before.
+                // The integer part holds the previous digits.
                 bytes
                     .iter()
                     .map(move |byte| ((u16::from(byte.wrapping_mul(3_u8.pow(digit))) * 3) >> 8) as i8 - 1)

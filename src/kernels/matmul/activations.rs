@@ -1,9 +1,9 @@
-//! Input rows in the form that the kernels read.
+//! Input rows in the format that the kernels read.
 //!
-//! Rows are grouped into panels of eight (four, where the machine has few registers; sixteen, where it has a matrix
-//! unit), and the rest into panels of half as many and so on to one: the widths that kernels exist for. Panels of int8 and of bf16 interleave
-//! their rows, so that a kernel reaches all of them at fixed offsets from one pointer; f32 rows simply follow
-//! each other. What is stored for a row is computed from that row alone ([`super::prepare`]).
+//! Rows are grouped into panels of eight (four on machines with few registers; sixteen with a matrix unit), and the
+//! remaining rows into panels of half that width, and so on to one: the widths of the kernels. Panels of int8 and of
+//! bf16 interleave their rows, so that a kernel reads all of them at fixed offsets from one pointer; f32 rows are
+//! sequential. The stored values of a row depend on that row alone ([`super::prepare`]).
 
 use std::ops::Range;
 
@@ -18,11 +18,11 @@ use crate::simd::CpuLevel;
 pub(super) const MAX_PANEL: usize = 16;
 /// Rows of the widest panel that is multiplied by vectors.
 pub(super) const VECTOR_PANEL: usize = 8;
-/// Rows from which on the matrix unit is faster than vectors, because it wants weights unpacked, once for all rows. On an
-/// Intel Xeon of family 6, model 207 with two threads (`cargo bench --bench matmul`) 32 rows took as long either way and 48
-/// three quarters to nine tenths of the time.
+/// The number of rows from which the matrix unit is faster than vectors, because its weights are unpacked once for all
+/// rows. On an Intel Xeon of family 6, model 207 with two threads (`cargo bench --bench matmul`), 32 rows took the same
+/// time on both, and 48 rows took three quarters to nine tenths of the time.
 const MIN_TILE_ROWS: usize = 48;
-/// Columns that share a scale in the int8 form.
+/// Columns that share a scale in the int8 format.
 pub(super) const BLOCK: usize = 32;
 /// Bytes of one row in one block of a panel: 32 codes, f32 scale, f32 scale · sum, i32 sum, i32 sum of the
 /// first sixteen codes. In a panel of P rows, each of these five is an array of P.
@@ -31,9 +31,9 @@ pub(super) const BLOCK_BYTES: usize = BLOCK + 16;
 /// Inputs up to this many values are prepared by the calling thread alone: some ten microseconds.
 const SERIAL_VALUES: usize = 1 << 14;
 
-/// The forms in which kernels read rows.
+/// The formats in which kernels read rows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Forms {
+pub struct ActivationFormats {
     /// f32.
     pub dense: bool,
     /// 8 bits in blocks of 32 with an f32 scale.
@@ -42,22 +42,22 @@ pub struct Forms {
     pub bf16: bool,
 }
 
-impl Forms {
-    /// What products with matrices of these types read.
+impl ActivationFormats {
+    /// The formats for matmuls with matrices of these types.
     #[must_use]
     pub fn of(dtypes: impl IntoIterator<Item = DType>, level: CpuLevel) -> Self {
-        let mut forms = Self::default();
+        let mut formats = Self::default();
         for dtype in dtypes {
             match dtype {
-                _ if dtype.is_quantized() => forms.int8 = true,
-                DType::BF16 if level.has_bf16_dot() => forms.bf16 = true,
-                _ => forms.dense = true,
+                _ if dtype.is_quantized() => formats.int8 = true,
+                DType::BF16 if level.has_bf16_dot() => formats.bf16 = true,
+                _ => formats.dense = true,
             }
         }
-        forms
+        formats
     }
 
-    /// What products with matrices of any type read.
+    /// The formats for matmuls with matrices of any type.
     #[must_use]
     pub fn all(level: CpuLevel) -> Self {
         Self { dense: true, int8: true, bf16: level.has_bf16_dot() }
@@ -68,26 +68,26 @@ impl Forms {
     }
 }
 
-/// Rows in the forms that products with weights read.
+/// Rows in the formats that matmuls with weights read.
 ///
 /// Memory is kept from one use to the next.
 pub struct Activations {
     rows: usize,
     cols: usize,
-    forms: Forms,
+    formats: ActivationFormats,
     /// [rows][cols, padded to even] of f32.
     dense: AlignedBuffer,
     /// [panels][blocks][panel rows × `BLOCK_BYTES`].
     int8: AlignedBuffer,
     /// [panels][pairs of columns][panel rows] of two bf16; for a matrix unit [panels][blocks][panel rows][32].
     bf16: AlignedBuffer,
-    /// Columns of the bf16 form.
+    /// Columns of the bf16 format.
     bf16_cols: usize,
 }
 
 impl std::fmt::Debug for Activations {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Activations({} × {}, {:?})", self.rows, self.cols, self.forms)
+        write!(f, "Activations({} × {}, {:?})", self.rows, self.cols, self.formats)
     }
 }
 
@@ -104,7 +104,7 @@ impl Activations {
         Self {
             rows: 0,
             cols: 0,
-            forms: Forms::default(),
+            formats: ActivationFormats::default(),
             dense: AlignedBuffer::empty(),
             int8: AlignedBuffer::empty(),
             bf16: AlignedBuffer::empty(),
@@ -124,26 +124,26 @@ impl Activations {
         self.cols
     }
 
-    /// Makes room for `rows` × `cols` values in these forms. The memory is touched when it is used.
+    /// Reserves space for `rows` × `cols` values in these formats. The memory is touched when it is used.
     ///
     /// # Panics
     /// If there is no memory, as in `Vec`.
-    pub fn reserve(&mut self, rows: usize, cols: usize, forms: Forms) {
-        if forms.dense {
+    pub fn reserve(&mut self, rows: usize, cols: usize, formats: ActivationFormats) {
+        if formats.dense {
             reserve(&mut self.dense, rows * padded(cols) * size_of::<f32>());
         }
-        if forms.int8 {
+        if formats.int8 {
             reserve(&mut self.int8, rows * cols.div_ceil(BLOCK) * BLOCK_BYTES);
         }
-        if forms.bf16 {
+        if formats.bf16 {
             reserve(&mut self.bf16, rows * cols.next_multiple_of(BLOCK) * size_of::<u16>());
         }
     }
 
-    /// Loads `rows` × `cols` values from `x`, whose rows start `stride` values apart, in the given forms.
+    /// Loads `rows` × `cols` values from `x`, whose rows start `stride` values apart, in the given formats.
     ///
     /// With `norm` = (weights, epsilon) each row x becomes weights · x / sqrt(mean(x²) + epsilon). Does not
-    /// allocate if there is room.
+    /// allocate if there is space.
     ///
     /// # Panics
     /// If `x` or the weights of the norm are too short, `cols` is not a multiple of 32 for int8, or there is
@@ -156,7 +156,7 @@ impl Activations {
         rows: usize,
         cols: usize,
         norm: Option<(&[f32], f32)>,
-        forms: Forms,
+        formats: ActivationFormats,
         pool: &ThreadPool,
         level: CpuLevel,
     ) {
@@ -165,11 +165,11 @@ impl Activations {
             "{rows} rows of {cols} do not fit the input"
         );
         let all = RowGroup { first_row: 0, num_rows: rows, matrix: 0 };
-        self.prepare_groups(x, |row| row * stride, &[all], cols, norm, forms, pool, level);
+        self.prepare_groups(x, |row| row * stride, &[all], cols, norm, formats, pool, level);
     }
 
-    /// The same for rows in groups, of which each begins a panel of its own: row `r` of a group is the `cols` values of
-    /// `x` from `start_of(r)` on. What is between groups is not prepared.
+    /// The same for rows in groups, each of which begins a panel: row `r` of a group is the `cols` values of `x` from
+    /// `start_of(r)` on. Rows between groups are not prepared.
     ///
     /// # Panics
     /// As [`Self::prepare`], or if a group does not begin at a multiple of [`RowGroup::ALIGNMENT`].
@@ -181,7 +181,7 @@ impl Activations {
         groups: &[RowGroup],
         cols: usize,
         norm: Option<(&[f32], f32)>,
-        forms: Forms,
+        formats: ActivationFormats,
         pool: &ThreadPool,
         level: CpuLevel,
     ) {
@@ -189,13 +189,16 @@ impl Activations {
             norm.is_none_or(|(weights, _)| weights.len() == cols),
             "the norm does not have {cols} weights"
         );
-        assert!(!forms.int8 || cols.is_multiple_of(BLOCK), "{cols} columns are no blocks of {BLOCK}");
+        assert!(
+            !formats.int8 || cols.is_multiple_of(BLOCK),
+            "{cols} columns are not whole blocks of {BLOCK}"
+        );
         let aligned = |group: &RowGroup| group.first_row.is_multiple_of(RowGroup::ALIGNMENT);
         assert!(groups.iter().all(aligned), "a group begins within a panel");
         let rows = groups.iter().map(RowGroup::end_row).max().unwrap_or(0);
-        self.reserve(rows, cols, forms);
+        self.reserve(rows, cols, formats);
         let bf16_cols = if level.has_matrix_unit() { cols.next_multiple_of(BLOCK) } else { padded(cols) };
-        (self.rows, self.cols, self.forms, self.bf16_cols) = (rows, cols, forms, bf16_cols);
+        (self.rows, self.cols, self.formats, self.bf16_cols) = (rows, cols, formats, bf16_cols);
         let dense = SharedPointer::new(self.dense.as_mut_ptr().cast::<f32>());
         let int8 = SharedPointer::new(self.int8.as_mut_ptr());
         let bf16 = SharedPointer::new(self.bf16.as_mut_ptr().cast::<u32>());
@@ -208,20 +211,20 @@ impl Activations {
             let inputs = &inputs[..rows.len()];
             let index_in_panel = rows.start - first_row;
             let (index, first_row) = (group.first_row + rows.start, group.first_row + first_row);
-            // SAFETY: the buffers of the wanted forms have room for `rows` rows; a panel starts where the
-            // rows before it end, and each task writes its own rows.
+            // SAFETY: the buffers of these formats have space for `rows` rows; a panel starts where the previous rows
+            // end, and each task writes its own rows.
             unsafe {
-                if forms.dense {
+                if formats.dense {
                     let target =
                         |next: usize| DenseRow(dense.get().wrapping_add((index + next) * padded(cols)));
                     prepare(inputs, norm, target, |kernel| level.run(kernel));
                 }
-                if forms.int8 {
+                if formats.int8 {
                     let panel = int8.get().add(first_row * cols / BLOCK * BLOCK_BYTES);
                     let target = |next: usize| PanelRow { panel, width, index: index_in_panel + next };
                     prepare(inputs, norm, target, |kernel| level.run(kernel));
                 }
-                if forms.bf16 {
+                if formats.bf16 {
                     let panel = bf16.get().add(first_row * bf16_cols / 2);
                     if level.has_matrix_unit() {
                         let target = |next: usize| TileRow { panel, width, index: index_in_panel + next };
@@ -263,16 +266,16 @@ impl Activations {
         });
     }
 
-    /// True if the rows were loaded in these forms.
-    pub(super) fn has(&self, forms: Forms) -> bool {
-        self.forms.include(forms)
+    /// True if the rows were loaded in these formats.
+    pub(super) fn has(&self, formats: ActivationFormats) -> bool {
+        self.formats.include(formats)
     }
 
-    /// Bytes of a row in the largest form that was loaded.
+    /// Bytes of a row in the largest format that was loaded.
     pub(super) fn row_bytes(&self) -> usize {
-        match self.forms {
-            Forms { dense: true, .. } => self.dense_stride(),
-            Forms { bf16: true, .. } => self.dense_stride() / 2,
+        match self.formats {
+            ActivationFormats { dense: true, .. } => self.dense_stride(),
+            ActivationFormats { bf16: true, .. } => self.dense_stride() / 2,
             _ => self.cols / BLOCK * BLOCK_BYTES,
         }
     }
@@ -298,7 +301,7 @@ impl Activations {
     }
 }
 
-/// Gives `run` what writes `rows` to the targets of theirs.
+/// Calls `run` with a function that writes `rows` to their targets.
 fn prepare<'a, T: Target>(
     rows: &'a [&'a [f32]],
     norm: Option<(&'a [f32], f32)>,
@@ -332,8 +335,8 @@ fn panel_of(row: usize, rows: usize, widest: usize) -> (usize, usize) {
     panels(row / widest * widest, rows, widest).find(own).unwrap_or((row, 1))
 }
 
-/// Rows of the widest panel of a group of `num_rows` rows: those of a tile of the matrix unit, or as many as a kernel
-/// keeps all sums of in registers.
+/// Rows of the widest panel of a group of `num_rows` rows: those of a tile of the matrix unit, or the maximum whose
+/// sums a kernel keeps in registers.
 pub(super) fn widest_panel(num_rows: usize, level: CpuLevel) -> usize {
     match level {
         _ if level.has_matrix_unit() && num_rows >= MIN_TILE_ROWS => MAX_PANEL,

@@ -1,4 +1,4 @@
-//! Products of BF16 matrices by a matrix unit that multiplies bf16.
+//! Matmuls of BF16 matrices by a matrix unit that multiplies bf16.
 //!
 //! Its rounding is not that of vectors, so every row goes through it, also a single one. Sums stay in the unit over all
 //! columns, in one order for every row. A sum waits for the one before it, so several panels at a time keep the unit busy.
@@ -7,7 +7,7 @@ use super::kernels::{PanelOutput, prefetch};
 use super::layout::WORD;
 use crate::simd::{Bf16Unit, CpuLevel};
 
-/// Panels that are multiplied at once: as many as the unit has room for the sums of.
+/// Panels that are multiplied at once: the maximum whose sums fit into the unit.
 pub(super) const PANELS_AT_ONCE: usize = Bf16Unit::MAX_PANELS;
 
 /// Words of a tile: pairs of columns.
@@ -28,7 +28,7 @@ pub(super) struct DenseTiles {
 }
 
 impl DenseTiles {
-    /// Writes the products of `N` panels, 1 or [`PANELS_AT_ONCE`], into their first `width` rows.
+    /// Writes the outputs of `N` panels, 1 or [`PANELS_AT_ONCE`], into their first `width` rows.
     ///
     /// # Safety
     /// The tiles and the panels have the columns of `num_tiles` tiles.

@@ -2,15 +2,15 @@
 //! memory.
 //!
 //! The file is a cache. The first start that needs it packs matrices into it, in the order in which they are loaded;
-//! later starts map it and read nothing of the model's matrices. It is mapped read-only, so the operating system keeps
-//! of it what is used and has room, and takes pages back without writing anything.
+//! later starts map it and read none of the model's matrices. It is mapped read-only, so the operating system keeps
+//! used pages while memory allows, and evicts pages without writing them.
 //!
 //! ```text
 //! [header]  one page: magic, version, fingerprint, matrices, length, digest of their shapes, checksum of all that
 //! [tiles]   of one matrix after the other, each from a multiple of a page on
 //! ```
 //!
-//! A file appears under its name only when it is whole and on the disk. Until then it has another name, and whoever
+//! A file appears under its name only when it is whole and on the disk. Until then it has another name, and a process that
 //! makes it holds a lock; a second process waits for that one and finds the file.
 
 use std::fs::{self, File};
@@ -34,7 +34,7 @@ const VERSION: u64 = 1;
 /// Where matrices begin: at multiples of the largest page of the systems that are usual.
 const PAGE: u64 = 16 << 10;
 const HEADER_BYTES: usize = 64;
-/// Bytes after which what was written is brought to the disk: what waits for that is memory that nobody can have.
+/// Bytes after which written data is flushed to the disk: unflushed data occupies memory.
 const SYNC_BYTES: u64 = 128 << 20;
 
 /// Packed matrices in a file, first while they are loaded and then while they are used.
@@ -52,7 +52,7 @@ enum Stage {
     Taking { header: Header, position: Position },
     /// It is being made.
     Making(Box<Writer>),
-    /// All matrices are known.
+    /// All matrices are in the file.
     Done,
 }
 
@@ -69,7 +69,7 @@ struct Position {
 impl Position {
     const START: Self = Self { num_matrices: 0, len: PAGE, digest: 0 };
 
-    /// Where the next matrix is; goes on behind it.
+    /// Returns the range of the next matrix, and advances past it.
     fn advance(&mut self, dtype: DType, rows: usize, cols: usize) -> Result<Range<usize>> {
         let len = PackedMatrix::packed_bytes(dtype, rows, cols)
             .ok_or_else(|| Error::invalid_model(format!("a matrix of {rows} × {cols} is too large")))?;
@@ -116,15 +116,16 @@ impl Header {
 }
 
 impl MatrixFile {
-    /// The file at `path`, if it is one of this `fingerprint` and whole, otherwise a new one in its place, for matrices
-    /// of about `num_bytes` bytes. Waits while another process makes it.
+    /// The file at `path`, if it is complete and has this `fingerprint`, otherwise a new one that replaces it, for
+    /// matrices of about `num_bytes` bytes. Waits while another process writes it.
     ///
-    /// What is in the matrices is not checked. Whoever changes the file while it is in use changes the weights; who
-    /// shortens it ends the process. Replacing it by another file is harmless, and so is deleting it.
+    /// The contents of the matrices are not checked. A process that changes the file while it is in use changes the
+    /// weights; a process that shortens it ends this process. Replacing it by another file is harmless, and so is
+    /// deleting it.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] if the folder cannot be written, [`ErrorKind::Capacity`] if its disk has too little room; then
-    /// nothing has been written.
+    /// [`ErrorKind::Io`] if the folder cannot be written, [`ErrorKind::Capacity`] if its disk has too little space; in
+    /// both cases nothing has been written.
     pub fn open(path: PathBuf, fingerprint: u128, num_bytes: u64) -> Result<Arc<Self>> {
         if let Some(file) = Self::existing(&path, fingerprint)? {
             return Ok(Arc::new(file));
@@ -137,7 +138,7 @@ impl MatrixFile {
         let options = File::options().create(true).write(true).truncate(false).clone();
         let lock = options.open(&lock_path).map_err(|error| in_folder(Error::io(&doing, error)))?;
         lock.lock().map_err(|error| in_folder(Error::io(&doing, error)))?;
-        // Another process may have made it meanwhile.
+        // Another process may have written it during the wait.
         if let Some(file) = Self::existing(&path, fingerprint)? {
             return Ok(Arc::new(file));
         }
@@ -197,11 +198,11 @@ impl MatrixFile {
         Ok(PackedMatrix::in_file(file_type.kept_as(), rows, cols, Arc::clone(self), range))
     }
 
-    /// Says that there are no more matrices.
+    /// Marks the end of the matrices.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] if there were others in the file, [`ErrorKind::Io`] or [`ErrorKind::Capacity`] if it
-    /// cannot be brought to the disk.
+    /// [`ErrorKind::InvalidModel`] if the file had others, [`ErrorKind::Io`] or [`ErrorKind::Capacity`] if it cannot be
+    /// flushed to the disk.
     pub fn finish(&self) -> Result<()> {
         let stage = std::mem::replace(&mut *self.stage(), Stage::Done);
         match stage {
@@ -226,7 +227,7 @@ impl MatrixFile {
         self.map.get().map_or(0, |map| map.len() as u64)
     }
 
-    /// How many of them are in memory at the moment, in this process or beside it; none if the system does not tell.
+    /// How many of them are in memory at the moment, in this process or another; none if the system does not report it.
     #[must_use]
     pub fn resident_bytes(&self) -> Option<u64> {
         residency::resident_bytes(self.map.get()?)
@@ -240,7 +241,7 @@ impl MatrixFile {
         &self.map.get().map_or(&[][..], |map| &map[..])[range]
     }
 
-    /// Has the system read what is not in memory of these bytes, without waiting for it.
+    /// Starts to read the bytes of this range that are not in memory, without waiting.
     pub(super) fn fetch(&self, range: Range<usize>) {
         if let Some(map) = self.map.get() {
             residency::fetch(map, range);
@@ -276,7 +277,7 @@ impl Writer {
     fn new(path: &Path, fingerprint: u128, num_bytes: u64, lock: File) -> Result<Self> {
         let folder = path.parent().unwrap_or(path);
         let incomplete = with_ending(path, "incomplete");
-        // What is no longer right, or was left by a process that died, makes room first.
+        // Removes outdated files, and those of processes that died, to free space first.
         for stale in [path, &incomplete] {
             match fs::remove_file(stale) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -288,7 +289,7 @@ impl Writer {
         if let Some(free) = residency::free_disk_bytes(folder)
             && free < num_bytes
         {
-            return Err(no_room(folder, num_bytes, Some(free)));
+            return Err(disk_full(folder, num_bytes, Some(free)));
         }
         let mut options = File::options();
         let file = options.create_new(true).read(true).write(true).open(&incomplete).map_err(|error| {
@@ -353,7 +354,7 @@ impl Writer {
             let folder = self.incomplete.parent().unwrap_or(&self.incomplete);
             match error.kind() {
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                    no_room(folder, self.position.len, None).with_source(error)
+                    disk_full(folder, self.position.len, None).with_source(error)
                 }
                 _ => in_folder(Error::io(format!("cannot write {}", self.incomplete.display()), error)),
             }
@@ -364,7 +365,7 @@ impl Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         if !self.is_finished {
-            // The next start removes what cannot be removed now.
+            // The next start removes files that cannot be removed now.
             let _ = fs::remove_file(&self.incomplete);
         }
     }
@@ -372,7 +373,7 @@ impl Drop for Writer {
 
 fn map(file: &File) -> io::Result<Mmap> {
     // SAFETY: the map is only ever read, and this program changes no file that has its final name or is finished.
-    // Another process that writes to it cannot be ruled out; the type's documentation says what then happens.
+    // Another process that writes to it cannot be ruled out; the type's documentation describes the consequences.
     unsafe { MmapOptions::new().map(file) }
 }
 
@@ -386,7 +387,7 @@ fn in_folder(error: Error) -> Error {
     error.with_hint("--expert-weights-dir names another folder for the experts")
 }
 
-fn no_room(folder: &Path, num_bytes: u64, free: Option<u64>) -> Error {
+fn disk_full(folder: &Path, num_bytes: u64, free: Option<u64>) -> Error {
     let gigabytes = |bytes: u64| format!("{:.2} GB", bytes as f64 / 1e9);
     let free =
         free.map_or_else(|| "its disk is full".to_owned(), |free| format!("{} are free", gigabytes(free)));

@@ -1,12 +1,12 @@
-//! Products of groups of rows, each group with a matrix of its own, in one parallel region: tokens by the experts that
-//! they go through, and heads.
+//! Matmuls of groups of rows, each group with its own matrix, in one parallel region: tokens by their experts, and
+//! heads.
 
 use std::ops::Range;
 
-use super::activations::{Activations, Forms, VECTOR_PANEL};
+use super::activations::{ActivationFormats, Activations, VECTOR_PANEL};
 use super::layout::TILE_ROWS;
 use super::packed::PackedMatrix;
-use super::{Gate, NO_PRODUCTS, bias_of_tile, multiply_rows, rows_per_block, tile_rows_per_task};
+use super::{Gate, ZERO_OUTPUTS, bias_of_tile, multiply_rows, rows_per_block, tile_rows_per_task};
 use crate::gated::Activation;
 use crate::pool::ThreadPool;
 use crate::simd::CpuLevel;
@@ -23,10 +23,10 @@ pub struct RowGroup {
 }
 
 impl RowGroup {
-    /// What the first rows of groups are multiples of.
+    /// The alignment of a group's first row.
     pub const ALIGNMENT: usize = VECTOR_PANEL;
 
-    /// The row behind the last one.
+    /// The row after the last one.
     #[must_use]
     pub fn end_row(&self) -> usize {
         self.first_row + self.num_rows
@@ -37,7 +37,7 @@ impl RowGroup {
 /// neighbouring `j` and the results, in any order and from any thread. The matrices have one shape and type.
 ///
 /// # Panics
-/// If the shapes do not fit together, or the activations do not have the form that a matrix needs.
+/// If the shapes do not fit together, or the activations do not have the format that a matrix needs.
 pub fn matmul_groups<'a>(
     x: &Activations,
     groups: &[RowGroup],
@@ -48,16 +48,16 @@ pub fn matmul_groups<'a>(
 ) {
     let multiply = |group: &RowGroup, tile_row: usize, rows: Range<usize>| {
         let matrix = matrix_of(group.matrix);
-        let write = |row: usize, [products]: &mut [&mut [[f32; TILE_ROWS]]; 1]| {
-            write_panel(matrix, tile_row, row, products, &write);
+        let write = |row: usize, [outputs]: &mut [&mut [[f32; TILE_ROWS]]; 1]| {
+            write_panel(matrix, tile_row, row, outputs, &write);
         };
-        multiply_rows(x, rows, group.num_rows, [matrix], tile_row, &mut [NO_PRODUCTS], level, write);
+        multiply_rows(x, rows, group.num_rows, [matrix], tile_row, &mut [ZERO_OUTPUTS], level, write);
     };
     run(x, groups, &matrix_of, pool, multiply, level);
 }
 
-/// What the products of a group with its two matrices go through, `activation(x[r] · gate[j], x[r] · up[j])`, with the
-/// biases of both before, one for each row of the matrix.
+/// The activation of a group's two matrices, `activation(x[r] · gate[j], x[r] · up[j])`, after both biases, which have
+/// one value for each row of the matrix.
 #[derive(Debug, Clone, Copy)]
 pub struct GroupGate<'a> {
     /// The first matrix.
@@ -68,10 +68,10 @@ pub struct GroupGate<'a> {
     pub biases: [Option<&'a [f32]>; 2],
 }
 
-/// The same with two matrices for each group, and what [`GroupGate`] says behind them.
+/// The same with two matrices for each group, combined by [`GroupGate`].
 ///
 /// # Panics
-/// As [`matmul_groups`], or if there are not as many biases as rows of a matrix.
+/// As [`matmul_groups`], or if the number of biases differs from the rows of a matrix.
 pub fn matmul_gated_groups<'a>(
     x: &Activations,
     groups: &[RowGroup],
@@ -81,7 +81,7 @@ pub fn matmul_gated_groups<'a>(
     pool: &ThreadPool,
     level: CpuLevel,
 ) {
-    let form = activation.form();
+    let formula = activation.formula();
     let multiply = |group: &RowGroup, tile_row: usize, rows: Range<usize>| {
         let GroupGate { gate, up, biases } = gate_of(group.matrix);
         assert_eq!((gate.rows(), gate.cols()), (up.rows(), up.cols()), "gate and up differ in shape");
@@ -89,10 +89,10 @@ pub fn matmul_gated_groups<'a>(
         let num_outputs = TILE_ROWS.min(gate.rows() - first_output);
         let biases = biases.map(|bias| bias_of_tile(bias, first_output, num_outputs));
         let write = |row: usize, [gates, ups]: &mut [&mut [[f32; TILE_ROWS]]; 2]| {
-            level.run(Gate { form, gates, ups, biases: biases.each_ref().map(Option::as_ref) });
+            level.run(Gate { formula, gates, ups, biases: biases.each_ref().map(Option::as_ref) });
             write_panel(gate, tile_row, row, gates, &write);
         };
-        multiply_rows(x, rows, group.num_rows, [gate, up], tile_row, &mut [NO_PRODUCTS; 2], level, write);
+        multiply_rows(x, rows, group.num_rows, [gate, up], tile_row, &mut [ZERO_OUTPUTS; 2], level, write);
     };
     run(x, groups, &|matrix| gate_of(matrix).gate, pool, multiply, level);
 }
@@ -118,8 +118,8 @@ fn run<'a>(
         assert_eq!(x.cols(), matrix.cols(), "the input does not have the matrix's columns");
         assert!(group.end_row() <= x.rows(), "there are no rows up to {}", group.end_row());
         assert!(group.first_row.is_multiple_of(RowGroup::ALIGNMENT), "row {} is in a panel", group.first_row);
-        let forms = Forms::of([matrix.dtype()], level);
-        assert!(x.has(forms), "a {} matrix needs {forms:?} of {x:?}", matrix.dtype());
+        let formats = ActivationFormats::of([matrix.dtype()], level);
+        assert!(x.has(formats), "a {} matrix needs {formats:?} of {x:?}", matrix.dtype());
         num_tasks += tasks_of(group).1;
     }
     pool.run(num_tasks, |mut task| {
@@ -146,12 +146,12 @@ fn write_panel(
     matrix: &PackedMatrix,
     tile_row: usize,
     first_row: usize,
-    products: &[[f32; TILE_ROWS]],
+    outputs: &[[f32; TILE_ROWS]],
     write: &impl Fn(usize, usize, &[f32]),
 ) {
     let first_output = tile_row * TILE_ROWS;
     let num_outputs = TILE_ROWS.min(matrix.rows() - first_output);
-    for (index, products) in products.iter().enumerate() {
-        write(first_row + index, first_output, &products[..num_outputs]);
+    for (index, outputs) in outputs.iter().enumerate() {
+        write(first_row + index, first_output, &outputs[..num_outputs]);
     }
 }

@@ -1,8 +1,8 @@
 //! The inner loops: one group of sixteen weight rows times one panel of input rows.
 //!
-//! Sums stay in registers over all columns, and every output is accumulated over its columns in the same
-//! order whatever the width of the panel: that is what makes a row's result independent of its batch.
-//! This file has the loop over the columns and the dense types; [`super::quantized`] has the block types.
+//! Sums stay in registers over all columns, and every output is accumulated over its columns in the same order for
+//! every width of the panel. So a row's result does not depend on its batch. This file has the loop over the columns
+//! and the dense types; [`super::quantized`] has the block types.
 
 use std::marker::PhantomData;
 
@@ -12,11 +12,11 @@ use crate::DType;
 use crate::memory::prefetch_early;
 use crate::simd::{CpuLevel, F32x16, Kernel};
 
-/// The products of one panel with sixteen weight rows, one array for each input row.
+/// The outputs of one panel with sixteen weight rows, one array for each input row.
 pub(super) type PanelOutput = [[f32; TILE_ROWS]; super::activations::MAX_PANEL];
 
-/// Bytes between what is read and what is fetched into the second-level cache: a page ahead, where the
-/// machine's own prefetcher stops.
+/// The distance between loads and prefetches to the second-level cache, in bytes: one page, where the hardware
+/// prefetcher stops.
 const PREFETCH_DISTANCE: usize = 4096;
 
 /// Sixteen weight rows and a panel of input rows.
@@ -26,7 +26,7 @@ pub(super) struct TileRow {
     /// The first tile.
     pub(super) tiles: *const u8,
     pub(super) num_tiles: usize,
-    /// Input rows in the form that the type reads: f32 rows, or an interleaved panel of int8 or bf16.
+    /// Input rows in the format that the type reads: f32 rows, or an interleaved panel of int8 or bf16.
     pub(super) panel: *const u8,
     /// Bytes between the rows of an f32 panel.
     pub(super) stride: usize,
@@ -35,7 +35,7 @@ pub(super) struct TileRow {
 }
 
 impl TileRow {
-    /// Writes the products into the first `width` rows of `out`.
+    /// Writes the outputs into the first `width` rows of `out`.
     ///
     /// # Safety
     /// The tiles and the panel have the columns of `num_tiles` tiles of `dtype`.
@@ -71,7 +71,7 @@ impl TileRow {
         }
     }
 
-    /// The products of quantised weights with activations in bytes.
+    /// The dot products of quantised weights with activations in bytes.
     fn with_int8_dot<F: Format>(self, out: &mut [[f32; TILE_ROWS]], level: CpuLevel) {
         match self.width {
             1 => level.run_int8(TileKernel::<F, 1>::new(self, out)),
@@ -81,7 +81,7 @@ impl TileRow {
         }
     }
 
-    /// The products of BF16 with activations in bf16, for the levels that have an instruction for them.
+    /// The dot products of BF16 with activations in bf16, for the levels that have an instruction for them.
     fn with_bf16_dot(self, out: &mut [[f32; TILE_ROWS]], level: CpuLevel) {
         match self.width {
             1 => level.run_bf16(TileKernel::<BF16Dot, 1>::new(self, out)),
@@ -92,7 +92,7 @@ impl TileRow {
     }
 }
 
-/// The work of one [`TileRow`], a function of its own for each type, width and level.
+/// The work of one [`TileRow`], a separate function for each type, width and level.
 struct TileKernel<'a, F, const P: usize> {
     task: TileRow,
     out: &'a mut [[f32; TILE_ROWS]],
@@ -126,7 +126,7 @@ impl<F: Format, const P: usize> Kernel for TileKernel<'_, F, P> {
     }
 }
 
-/// Fetches `len` bytes that lie some way behind `weights`.
+/// Prefetches `len` bytes at a distance after `weights`.
 #[inline(always)]
 pub(super) fn prefetch(weights: *const u8, len: usize) {
     prefetch_early(weights.wrapping_add(PREFETCH_DISTANCE), len);
@@ -141,7 +141,7 @@ pub(super) trait Format {
     /// True if the rows of a panel are interleaved, false if they are `stride` bytes apart.
     const INTERLEAVED: bool = true;
 
-    /// Adds the products of a tile to `sums`, and fetches the bytes that come later.
+    /// Adds the dot products of a tile to `sums`, and prefetches later bytes.
     ///
     /// # Safety
     /// `tile` has `BYTES` bytes, `panel` has `PANEL_BYTES` in each of P rows.

@@ -1,15 +1,15 @@
-//! How a weight matrix lies in memory once it is packed.
+//! The layout of packed weight matrices in memory.
 //!
-//! Sixteen rows make a tile row, one row for each vector lane; a tile row is a sequence of tiles, one for
-//! each block of columns. A tile takes the bytes of its sixteen blocks in the file, no more. Codes are
-//! words of four bytes, and word w of the sixteen rows lies together: 64 bytes that a kernel loads at once.
-//! Which nibble or bit of a byte belongs to which column stays as it is in the file, except for the fifth
-//! bits of `Q5_0` and `Q5_1` and the scales of `IQ4_XS`. Rows that fill up the last tile row are zero.
+//! Sixteen rows make a tile row, one row for each vector lane; a tile row is a sequence of tiles, one for each block of
+//! columns. A tile takes the bytes of its sixteen blocks in the file. Codes are words of four bytes, and word w of the
+//! sixteen rows is contiguous: 64 bytes that a kernel loads at once. The assignment of nibbles and bits to columns is
+//! the file's, except for the fifth bits of `Q5_0` and `Q5_1` and the scales of `IQ4_XS`. Rows that pad the last tile
+//! row are zero.
 //!
 //! | type | columns | tile |
 //! |---|---|---|
 //! | F32, F16 | 1 | 16 values |
-//! | BF16 | 2 | 16 pairs of values (an odd last column has a zero beside it) |
+//! | BF16 | 2 | 16 pairs of values (an odd last column has a zero next to it) |
 //! | `Q4_0` | 32 | 16 scales, 4 words of codes |
 //! | `Q4_1` | 32 | 16 scales, 16 minima, 4 words of codes |
 //! | `Q5_0` | 32 | 16 scales, 1 word of fifth bits, 4 words of codes |
@@ -161,7 +161,7 @@ pub(super) const Q3K_LOWER: usize = Q3K_UPPER + 8 * WORD;
 /// Where the codes of an `IQ4_XS` tile start.
 pub(super) const IQ4_XS_CODES: usize = 2 * SCALES + WORD;
 
-/// Where the scales of sub-block 0..16 of a `Q8_S` tile lie.
+/// The range of the scales of sub-block 0..16 of a `Q8_S` tile.
 #[inline(always)]
 pub(super) fn q8s_scales(block: usize) -> usize {
     SCALES + (2 * TILE_ROWS + 8 * WORD) * (block / 2) + TILE_ROWS * (block % 2)
@@ -173,9 +173,9 @@ pub(super) fn q8s_codes(block: usize) -> usize {
     q8s_scales(2 * block) + 2 * TILE_ROWS
 }
 
-/// The scales of an `IQ4_XS` block as a kernel wants them, upper and lower bits. Byte j of the lower ones has those of
-/// sub-block j in its low nibble and those of j + 4 in the high one. The upper ones are nibbles for j = 0, 2, 1 and 3, also
-/// with j + 4 above j: shifted to the left by 4 and by 16, they are the high nibbles of four bytes.
+/// The scales of an `IQ4_XS` block for kernels, lower and upper bits. Byte j of the lower ones has those of sub-block j
+/// in its low nibble and those of j + 4 in the high one. The upper ones are nibbles for j = 0, 2, 1 and 3, also with j
+/// + 4 above j: shifted to the left by 4 and by 16, they are the high nibbles of four bytes.
 fn iq4_xs_scale_bits(block: &[u8; 136]) -> (u16, u32) {
     let upper = u16::from_le_bytes([block[2], block[3]]);
     let (mut upper_bits, mut lower_bits) = (0, 0);
@@ -191,31 +191,31 @@ fn iq4_xs_scale_bits(block: &[u8; 136]) -> (u16, u32) {
 /// Where the codes of a `Q4_K` or `Q5_K` tile start.
 pub(super) const K_CODES: usize = 2 * SCALES + 3 * WORD;
 
-/// Where word 0..8 of the fifth bits of a `Q5_K` tile lies.
+/// The range of word 0..8 of the fifth bits of a `Q5_K` tile.
 #[inline(always)]
 pub(super) fn q5k_fifth(word: usize) -> usize {
     K_CODES + 2 * WORD * word
 }
 
-/// Where word 0..32 of the nibbles of a `Q5_K` tile lies.
+/// The range of word 0..32 of the nibbles of a `Q5_K` tile.
 #[inline(always)]
 pub(super) fn q5k_nibbles(word: usize) -> usize {
     K_CODES + if word < 8 { WORD + 2 * WORD * word } else { WORD * (8 + word) }
 }
 
-/// Where the scales of sub-block 0..16 of a `Q6_K` tile lie.
+/// The range of the scales of sub-block 0..16 of a `Q6_K` tile.
 #[inline(always)]
 pub(super) fn q6k_scales(block: usize) -> usize {
     SCALES + Q6K_HALF * (block / 8) + TILE_ROWS * (block % 8)
 }
 
-/// Where word 0..16 of the upper bits of a `Q6_K` tile lies.
+/// The range of word 0..16 of the upper bits of a `Q6_K` tile.
 #[inline(always)]
 pub(super) fn q6k_upper(word: usize) -> usize {
     q6k_scales(8 * (word / 8)) + 8 * TILE_ROWS + 2 * WORD * (word % 8)
 }
 
-/// Where word 0..32 of the lower bits of a `Q6_K` tile lies.
+/// The range of word 0..32 of the lower bits of a `Q6_K` tile.
 #[inline(always)]
 pub(super) fn q6k_lower(word: usize) -> usize {
     let words = q6k_upper(8 * (word / 16));
@@ -358,7 +358,7 @@ fn six_bit_scales(packed: &[u8; 12], block: usize) -> (u8, u8) {
     }
 }
 
-/// Bit 4·g + j becomes bit g of byte j: then one shift brings the bits of word g to their bytes.
+/// Bit 4·g + j becomes bit g of byte j: then one shift moves the bits of word g to their bytes.
 fn transpose_bits(bits: u32) -> u32 {
     (0..32).fold(0, |sum, col| sum | (bits >> col & 1) << (8 * (col % 4) + col / 4))
 }

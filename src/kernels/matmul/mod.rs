@@ -1,10 +1,9 @@
-//! Products with weight matrices of every type: repacked once, read at the speed of memory.
+//! Matmuls with weight matrices of every type: repacked once, read at the speed of memory.
 //!
-//! The promise: the bits of an output row depend on that input row, the weights and the level alone. Not on
-//! the other rows, the number of threads or how the work is divided. Three things give it: rows are
-//! quantised one by one (`activations`), a kernel adds the columns in one order for every panel width
-//! (`kernels`; `tiles` and `dense_tiles` for matrix units), and an output is computed by one task over all columns. Knows
-//! nothing of models.
+//! The guarantee: the bits of an output row depend on that input row, the weights and the level alone, not on the other
+//! rows, the number of threads or the division of work. Three properties ensure it: rows are quantised one by one
+//! (`activations`), a kernel adds the columns in one order for every panel width (`kernels`; `tiles` and `dense_tiles`
+//! for matrix units), and an output is computed by one task over all columns. This module does not depend on models.
 
 mod activations;
 mod dense_tiles;
@@ -21,7 +20,7 @@ mod stream;
 mod tests;
 mod tiles;
 
-pub use activations::{Activations, Forms};
+pub use activations::{ActivationFormats, Activations};
 pub use file::MatrixFile;
 pub use grouped::{GroupGate, RowGroup, matmul_gated_groups, matmul_groups};
 pub use packed::PackedMatrix;
@@ -32,7 +31,7 @@ use std::ops::Range;
 use super::pool::ThreadPool;
 use super::simd::{CpuLevel, F32x16, Kernel};
 use crate::DType;
-use crate::gated::{Activation, GatedForm};
+use crate::gated::{Activation, GatedFormula};
 use crate::memory::{SharedPointer, prefetch};
 use activations::{MAX_PANEL, VECTOR_PANEL, panels, widest_panel};
 use dense_tiles::{DenseTiles, PANELS_AT_ONCE};
@@ -43,27 +42,27 @@ use tiles::UnpackedRows;
 /// Bytes of weights in a task for one row of the input.
 const TASK_BYTES: usize = 32 << 10;
 
-/// What happens to the values that are in the output already.
+/// How results are combined with the previous values of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// They are overwritten.
     Store,
-    /// The product is added to them, as for a residual connection.
+    /// The result is added to them, as for a residual connection.
     Add,
 }
 
 /// One of several matrices that are multiplied with the same input.
 #[derive(Debug, Clone, Copy)]
-pub struct Part<'a> {
+pub struct Projection<'a> {
     /// The weights.
     pub matrix: &'a PackedMatrix,
     /// The first column of the output that it writes.
     pub out_offset: usize,
-    /// A value for each output, added to the product.
+    /// A value for each output, added to the result.
     pub bias: Option<&'a [f32]>,
 }
 
-impl<'a> Part<'a> {
+impl<'a> Projection<'a> {
     /// A matrix without bias that writes from column `out_offset`.
     #[must_use]
     pub fn new(matrix: &'a PackedMatrix, out_offset: usize) -> Self {
@@ -71,70 +70,73 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Computes `out[r][out_offset..][j] = x[r] · matrix[j] + bias[j]` for all parts in one parallel region.
+/// Computes `out[r][out_offset..][j] = x[r] · matrix[j] + bias[j]` for all projections in one parallel region.
 ///
 /// Rows of `out` start `out_stride` values apart. Does not allocate.
 ///
 /// # Panics
-/// If the shapes do not fit together, or the activations do not have the form that a matrix needs.
+/// If the shapes do not fit together, or the activations do not have the format that a matrix needs.
 pub fn matmul(
     x: &Activations,
-    parts: &[Part<'_>],
+    projections: &[Projection<'_>],
     out: &mut [f32],
     out_stride: usize,
     mode: Mode,
     pool: &ThreadPool,
     level: CpuLevel,
 ) {
-    for part in parts {
-        let rows = part.matrix.rows();
-        check_shapes(x, part.matrix, out.len(), part.out_offset, out_stride, level);
-        assert!(part.bias.is_none_or(|bias| bias.len() == rows), "the bias does not have {rows} values");
+    for projection in projections {
+        let rows = projection.matrix.rows();
+        check_shapes(x, projection.matrix, out.len(), projection.out_offset, out_stride, level);
+        assert!(
+            projection.bias.is_none_or(|bias| bias.len() == rows),
+            "the bias does not have {rows} values"
+        );
     }
     let out = SharedPointer::new(out.as_mut_ptr());
     let row_block = rows_per_block(x, level);
-    let chunks_of = |part: &Part<'_>| {
-        part.matrix.num_tile_rows().div_ceil(tile_rows_per_task(part.matrix, x, x.rows(), level))
+    let chunks_of = |projection: &Projection<'_>| {
+        projection.matrix.num_tile_rows().div_ceil(tile_rows_per_task(projection.matrix, x, x.rows(), level))
     };
-    let num_chunks: usize = parts.iter().map(chunks_of).sum();
-    // The part that a task works on, and its first group of rows.
+    let num_chunks: usize = projections.iter().map(chunks_of).sum();
+    // The projection that a task works on, and its first group of rows.
     let locate = |task: usize| {
         let mut chunk = task % num_chunks;
-        parts.iter().find_map(|part| {
-            let chunks = chunks_of(part);
-            let found =
-                (chunk < chunks).then(|| (part, chunk * tile_rows_per_task(part.matrix, x, x.rows(), level)));
+        projections.iter().find_map(|projection| {
+            let chunks = chunks_of(projection);
+            let found = (chunk < chunks)
+                .then(|| (projection, chunk * tile_rows_per_task(projection.matrix, x, x.rows(), level)));
             chunk = chunk.wrapping_sub(chunks);
             found
         })
     };
     pool.run(num_chunks * x.rows().div_ceil(row_block), |task| {
-        let Some((part, first_tile_row)) = locate(task) else { return };
-        let end_tile_row = first_tile_row + tile_rows_per_task(part.matrix, x, x.rows(), level);
-        let tile_rows = first_tile_row..part.matrix.num_tile_rows().min(end_tile_row);
+        let Some((projection, first_tile_row)) = locate(task) else { return };
+        let end_tile_row = first_tile_row + tile_rows_per_task(projection.matrix, x, x.rows(), level);
+        let tile_rows = first_tile_row..projection.matrix.num_tile_rows().min(end_tile_row);
         let first_row = task / num_chunks * row_block;
         let end_row = x.rows().min(first_row + row_block);
-        let mut products = [NO_PRODUCTS];
+        let mut outputs = [ZERO_OUTPUTS];
         for tile_row in tile_rows {
             let first_output = tile_row * TILE_ROWS;
-            let num_outputs = TILE_ROWS.min(part.matrix.rows() - first_output);
+            let num_outputs = TILE_ROWS.min(projection.matrix.rows() - first_output);
             let mut bias = [0.0; TILE_ROWS];
-            if let Some(values) = part.bias {
+            if let Some(values) = projection.bias {
                 bias[..num_outputs].copy_from_slice(&values[first_output..][..num_outputs]);
             }
-            let write = |row: usize, [products]: &mut [&mut [[f32; TILE_ROWS]]; 1]| {
-                let at = row * out_stride + part.out_offset + first_output;
+            let write = |row: usize, [outputs]: &mut [&mut [[f32; TILE_ROWS]]; 1]| {
+                let at = row * out_stride + projection.out_offset + first_output;
                 let out = out.get().wrapping_add(at);
                 // `check_shapes` has checked the range; no other task writes these outputs.
-                level.run(WriteProducts { products, bias: &bias, mode, out, out_stride, num_outputs });
+                level.run(WriteOutputs { outputs, bias: &bias, mode, out, out_stride, num_outputs });
             };
             multiply_rows(
                 x,
                 first_row..end_row,
                 x.rows(),
-                [part.matrix],
+                [projection.matrix],
                 tile_row,
-                &mut products,
+                &mut outputs,
                 level,
                 write,
             );
@@ -160,10 +162,10 @@ pub fn matmul_swiglu(
     matmul_swiglu_biased(x, [gate, up], [None; 2], out, out_stride, pool, level);
 }
 
-/// The same with biases of `gate` and `up`, which are added to the products with them.
+/// The same with biases of `gate` and `up`, which are added before the activation.
 ///
 /// # Panics
-/// As [`matmul_swiglu`], or if there are not as many biases as rows of a matrix.
+/// As [`matmul_swiglu`], or if the number of biases differs from the rows of a matrix.
 pub fn matmul_swiglu_biased(
     x: &Activations,
     [gate, up]: [&PackedMatrix; 2],
@@ -181,35 +183,35 @@ pub fn matmul_swiglu_biased(
     let row_block = rows_per_block(x, level);
     let per_task = tile_rows_per_task(gate, x, x.rows(), level);
     let num_chunks = gate.num_tile_rows().div_ceil(per_task);
-    let form = Activation::Silu.form();
+    let formula = Activation::Silu.formula();
     pool.run(num_chunks * x.rows().div_ceil(row_block), |task| {
         let first_tile_row = task % num_chunks * per_task;
         let first_row = task / num_chunks * row_block;
         let end_row = x.rows().min(first_row + row_block);
-        let mut products = [NO_PRODUCTS; 2];
+        let mut outputs = [ZERO_OUTPUTS; 2];
         for tile_row in first_tile_row..gate.num_tile_rows().min(first_tile_row + per_task) {
             let first_output = tile_row * TILE_ROWS;
             let num_outputs = TILE_ROWS.min(gate.rows() - first_output);
             let biases = biases.map(|bias| bias_of_tile(bias, first_output, num_outputs));
             let write = |row: usize, [gates, ups]: &mut [&mut [[f32; TILE_ROWS]]; 2]| {
-                level.run(Gate { form, gates, ups, biases: biases.each_ref().map(Option::as_ref) });
+                level.run(Gate { formula, gates, ups, biases: biases.each_ref().map(Option::as_ref) });
                 let out = out.get().wrapping_add(row * out_stride + first_output);
-                let (products, bias) = (&**gates, &[0.0; TILE_ROWS]);
+                let (outputs, bias) = (&**gates, &[0.0; TILE_ROWS]);
                 // As in `matmul`.
-                level.run(WriteProducts { products, bias, mode: Mode::Store, out, out_stride, num_outputs });
+                level.run(WriteOutputs { outputs, bias, mode: Mode::Store, out, out_stride, num_outputs });
             };
-            multiply_rows(x, first_row..end_row, x.rows(), [gate, up], tile_row, &mut products, level, write);
+            multiply_rows(x, first_row..end_row, x.rows(), [gate, up], tile_row, &mut outputs, level, write);
         }
     });
 }
 
-/// The products of some rows with all of a matrix, by the calling thread alone: for what is a task itself.
+/// Multiplies some rows by all of a matrix on the calling thread alone, for use inside a task.
 ///
 /// Gives `write` a row, the first of some neighbouring outputs and the results. `rows` begins at a multiple of sixteen and
 /// ends at another or with the rows of `x`.
 ///
 /// # Panics
-/// If the shapes do not fit together, or the activations do not have the form that the matrix needs.
+/// If the shapes do not fit together, or the activations do not have the format that the matrix needs.
 pub fn matmul_rows(
     x: &Activations,
     rows: Range<usize>,
@@ -218,27 +220,31 @@ pub fn matmul_rows(
     level: CpuLevel,
 ) {
     assert_eq!(x.cols(), matrix.cols(), "the input does not have the matrix's columns");
-    assert!(x.has(Forms::of([matrix.dtype()], level)), "a {} matrix is not for {x:?}", matrix.dtype());
+    assert!(
+        x.has(ActivationFormats::of([matrix.dtype()], level)),
+        "a {} matrix is not for {x:?}",
+        matrix.dtype()
+    );
     let is_whole = rows.end == x.rows() || rows.end.is_multiple_of(MAX_PANEL);
     assert!(rows.start.is_multiple_of(MAX_PANEL) && is_whole && rows.end <= x.rows(), "{rows:?} of {x:?}");
-    let mut products = [NO_PRODUCTS];
+    let mut outputs = [ZERO_OUTPUTS];
     for tile_row in 0..matrix.num_tile_rows() {
         let first_output = tile_row * TILE_ROWS;
         let num_outputs = TILE_ROWS.min(matrix.rows() - first_output);
-        let write = |row: usize, [products]: &mut [&mut [[f32; TILE_ROWS]]; 1]| {
-            for (index, products) in products.iter().enumerate() {
-                write(row + index, first_output, &products[..num_outputs]);
+        let write = |row: usize, [outputs]: &mut [&mut [[f32; TILE_ROWS]]; 1]| {
+            for (index, outputs) in outputs.iter().enumerate() {
+                write(row + index, first_output, &outputs[..num_outputs]);
             }
         };
-        multiply_rows(x, rows.clone(), x.rows(), [matrix], tile_row, &mut products, level, write);
+        multiply_rows(x, rows.clone(), x.rows(), [matrix], tile_row, &mut outputs, level, write);
     }
 }
 
-/// Brings the products of a panel to the output, whose rows have `num_outputs` of them, 1 to 16.
+/// Writes the results of a panel to the output, whose rows have `num_outputs` of them, 1 to 16.
 ///
-/// Whoever runs it guarantees that all rows of the output are there, and that nobody else uses them.
-struct WriteProducts<'a> {
-    products: &'a [[f32; TILE_ROWS]],
+/// The caller guarantees that all rows of the output exist, and that no other code uses them.
+struct WriteOutputs<'a> {
+    outputs: &'a [[f32; TILE_ROWS]],
     bias: &'a [f32; TILE_ROWS],
     mode: Mode,
     out: *mut f32,
@@ -246,17 +252,17 @@ struct WriteProducts<'a> {
     num_outputs: usize,
 }
 
-impl Kernel for WriteProducts<'_> {
+impl Kernel for WriteOutputs<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<V: F32x16>(self) {
-        for (index, products) in self.products.iter().enumerate() {
-            // SAFETY: whoever runs this guarantees the outputs; the other arrays have sixteen values.
+        for (index, outputs) in self.outputs.iter().enumerate() {
+            // SAFETY: the caller guarantees the outputs; the other arrays have sixteen values.
             unsafe {
                 let out = self.out.add(index * self.out_stride);
-                prefetch::<true>(out.wrapping_add(self.products.len() * self.out_stride).cast(), 64);
-                let value = V::load(products.as_ptr()).add(V::load(self.bias.as_ptr()));
+                prefetch::<true>(out.wrapping_add(self.outputs.len() * self.out_stride).cast(), 64);
+                let value = V::load(outputs.as_ptr()).add(V::load(self.bias.as_ptr()));
                 if self.num_outputs == TILE_ROWS {
                     let value = if self.mode == Mode::Add { V::load(out).add(value) } else { value };
                     value.store(out);
@@ -275,7 +281,7 @@ impl Kernel for WriteProducts<'_> {
 
 /// gates = activation(gates, ups), each with its bias.
 struct Gate<'a> {
-    form: GatedForm,
+    formula: GatedFormula,
     gates: &'a mut [[f32; TILE_ROWS]],
     ups: &'a [[f32; TILE_ROWS]],
     biases: [Option<&'a [f32; TILE_ROWS]>; 2],
@@ -286,7 +292,7 @@ impl Kernel for Gate<'_> {
 
     #[inline(always)]
     fn run<V: F32x16>(self) {
-        let Self { form, gates, ups, biases: [gate_bias, up_bias] } = self;
+        let Self { formula, gates, ups, biases: [gate_bias, up_bias] } = self;
         for (gates, ups) in gates.iter_mut().zip(ups) {
             // SAFETY: the arrays have sixteen values.
             unsafe {
@@ -297,7 +303,7 @@ impl Kernel for Gate<'_> {
                 if let Some(bias) = up_bias {
                     up = up.add(V::load(bias.as_ptr()));
                 }
-                form.of(gate, up).store(gates.as_mut_ptr());
+                formula.of(gate, up).store(gates.as_mut_ptr());
             }
         }
     }
@@ -310,60 +316,60 @@ fn bias_of_tile(bias: Option<&[f32]>, first_output: usize, num_outputs: usize) -
     Some(of_tile)
 }
 
-/// Room for the products of a panel with sixteen rows of a matrix.
-const NO_PRODUCTS: PanelOutput = [[0.0; TILE_ROWS]; MAX_PANEL];
+/// Space for the outputs of a panel with sixteen rows of a matrix.
+const ZERO_OUTPUTS: PanelOutput = [[0.0; TILE_ROWS]; MAX_PANEL];
 
-/// The products of some rows of a group of `num_rows` with sixteen rows of each of some matrices of one shape.
+/// The outputs of some rows of a group of `num_rows` with sixteen rows of each of some matrices of one shape.
 ///
-/// Gives `write` the first row of each panel and the panel's products with the matrices, which are computed in `products`.
-/// `rows` begins at a multiple of sixteen behind the first row of the group.
-#[expect(clippy::too_many_arguments, reason = "one call describes one piece of a product")]
+/// Gives `write` the first row of each panel and the panel's outputs with the matrices, which are computed in `matmuls`.
+/// `rows` begins at a multiple of sixteen after the first row of the group.
+#[expect(clippy::too_many_arguments, reason = "one call describes one tile of the output")]
 fn multiply_rows<const N: usize>(
     x: &Activations,
     mut rows: Range<usize>,
     num_rows: usize,
     matrices: [&PackedMatrix; N],
     tile_row: usize,
-    products: &mut [PanelOutput; N],
+    outputs: &mut [PanelOutput; N],
     level: CpuLevel,
     mut write: impl FnMut(usize, &mut [&mut [[f32; TILE_ROWS]]; N]),
 ) {
     let is_quantized = matrices.map(|matrix| matrix.dtype().is_quantized());
     let widest = widest_panel(num_rows, level);
     if widest == MAX_PANEL && matrices.iter().all(|matrix| has_dense_tiles(matrix, level)) {
-        let mut products = [[[[0.0; TILE_ROWS]; MAX_PANEL]; PANELS_AT_ONCE]; N];
+        let mut outputs = [[[[0.0; TILE_ROWS]; MAX_PANEL]; PANELS_AT_ONCE]; N];
         while rows.len() >= PANELS_AT_ONCE * MAX_PANEL {
-            for (matrix, products) in matrices.into_iter().zip(&mut products) {
-                multiply_dense_tiles(x, matrix, tile_row, rows.start, MAX_PANEL, products, level);
+            for (matrix, outputs) in matrices.into_iter().zip(&mut outputs) {
+                multiply_dense_tiles(x, matrix, tile_row, rows.start, MAX_PANEL, outputs, level);
             }
             for panel in 0..PANELS_AT_ONCE {
-                write(rows.start, &mut products.each_mut().map(|products| &mut products[panel][..]));
+                write(rows.start, &mut outputs.each_mut().map(|outputs| &mut outputs[panel][..]));
                 rows.start += MAX_PANEL;
             }
         }
     }
     let has_tiles = widest == MAX_PANEL && rows.len() >= MAX_PANEL && is_quantized.contains(&true);
     let unpacked = has_tiles.then(|| UnpackedRows::new(matrices, tile_row, level));
-    // Products of BF16 take the thread's unit for themselves; beside them there is a new one for each panel.
+    // Matmuls of BF16 need the thread's unit for themselves; other matmuls configure it for each panel.
     let is_shared = !matrices.iter().any(|matrix| has_dense_tiles(matrix, level));
     let mut unit = if has_tiles && is_shared { level.matrix_unit() } else { None };
     for (row, width) in panels(rows.start, rows.end, widest) {
-        for (index, products) in products.iter_mut().enumerate() {
+        for (index, outputs) in outputs.iter_mut().enumerate() {
             match &unpacked {
                 Some(unpacked) if width == MAX_PANEL && is_quantized[index] => {
                     let mut own = if is_shared { None } else { level.matrix_unit() };
                     let Some(unit) = unit.as_mut().or(own.as_mut()) else { continue };
                     // SAFETY: the panel has the matrix's columns, which the callers have checked.
-                    unsafe { unpacked.multiply(unit, index, x.int8_panel(row), products) };
+                    unsafe { unpacked.multiply(unit, index, x.int8_panel(row), outputs) };
                 }
-                _ => multiply(x, matrices[index], tile_row, row, width, products, level),
+                _ => multiply(x, matrices[index], tile_row, row, width, outputs, level),
             }
         }
-        write(row, &mut products.each_mut().map(|products| &mut products[..width]));
+        write(row, &mut outputs.each_mut().map(|outputs| &mut outputs[..width]));
     }
 }
 
-/// Whether products with the matrix, of any number of rows, go through a matrix unit that multiplies bf16.
+/// Whether matmuls with the matrix, of any number of rows, go through a matrix unit that multiplies bf16.
 fn has_dense_tiles(matrix: &PackedMatrix, level: CpuLevel) -> bool {
     level.has_matrix_unit() && matrix.dtype() == DType::BF16
 }
@@ -375,7 +381,7 @@ fn multiply_dense_tiles<const N: usize>(
     tile_row: usize,
     row: usize,
     width: usize,
-    products: &mut [PanelOutput; N],
+    outputs: &mut [PanelOutput; N],
     level: CpuLevel,
 ) {
     let panel = x.bf16_panel(row);
@@ -383,7 +389,7 @@ fn multiply_dense_tiles<const N: usize>(
     let (tiles, num_tiles) = (matrix.tile_row(tile_row), matrix.tiles_per_row());
     let task = DenseTiles { tiles, num_tiles, panel, panel_bytes, width };
     // SAFETY: the panels have the matrix's columns, which the callers have checked.
-    unsafe { task.multiply(products, level) };
+    unsafe { task.multiply(outputs, level) };
 }
 
 /// One panel times sixteen rows of `matrix`.
@@ -393,31 +399,31 @@ fn multiply(
     tile_row: usize,
     row: usize,
     width: usize,
-    products: &mut PanelOutput,
+    outputs: &mut PanelOutput,
     level: CpuLevel,
 ) {
     let dtype = matrix.dtype();
     if has_dense_tiles(matrix, level) {
-        return multiply_dense_tiles(x, matrix, tile_row, row, width, std::array::from_mut(products), level);
+        return multiply_dense_tiles(x, matrix, tile_row, row, width, std::array::from_mut(outputs), level);
     }
     let (tiles, num_tiles) = (matrix.tile_row(tile_row), matrix.tiles_per_row());
     let stride = x.dense_stride();
-    let panel = match Forms::of([dtype], level) {
-        Forms { int8: true, .. } => x.int8_panel(row),
-        Forms { bf16: true, .. } => x.bf16_panel(row),
+    let panel = match ActivationFormats::of([dtype], level) {
+        ActivationFormats { int8: true, .. } => x.int8_panel(row),
+        ActivationFormats { bf16: true, .. } => x.bf16_panel(row),
         _ => x.dense_panel(row).cast(),
     };
     let task = TileRow { dtype, tiles, num_tiles, panel, stride, width };
-    if width > VECTOR_PANEL && Forms::of([dtype], level).dense {
+    if width > VECTOR_PANEL && ActivationFormats::of([dtype], level).dense {
         // Rows of f32 follow each other, so a panel is two.
-        for (half, products) in products[..width].chunks_mut(VECTOR_PANEL).enumerate() {
+        for (half, outputs) in outputs[..width].chunks_mut(VECTOR_PANEL).enumerate() {
             let panel = panel.wrapping_add(half * VECTOR_PANEL * stride);
             // SAFETY: the panel has the matrix's columns, which the callers have checked.
-            unsafe { TileRow { panel, width: products.len(), ..task }.multiply(products, level) };
+            unsafe { TileRow { panel, width: outputs.len(), ..task }.multiply(outputs, level) };
         }
     } else {
         // SAFETY: as above.
-        unsafe { task.multiply(products, level) };
+        unsafe { task.multiply(outputs, level) };
     }
 }
 
@@ -431,8 +437,8 @@ fn check_shapes(
 ) {
     let (rows, cols) = (matrix.rows(), matrix.cols());
     assert_eq!(x.cols(), cols, "the input does not have the matrix's {cols} columns");
-    let forms = Forms::of([matrix.dtype()], level);
-    assert!(x.has(forms), "a {} matrix needs {forms:?} of {x:?}", matrix.dtype());
+    let formats = ActivationFormats::of([matrix.dtype()], level);
+    assert!(x.has(formats), "a {} matrix needs {formats:?} of {x:?}", matrix.dtype());
     assert!(x.rows() <= 1 || out_offset + rows <= out_stride, "{rows} outputs overlap the next row");
     assert!(
         x.rows() == 0 || (x.rows() - 1) * out_stride + out_offset + rows <= out_len,
@@ -441,10 +447,10 @@ fn check_shapes(
     );
 }
 
-/// Rows that a task multiplies with its weights before it goes on to the next weights: as many as fit into
-/// the second-level cache.
+/// Rows that a task multiplies by its weights before the next weights: the maximum that fits into the second-level
+/// cache.
 fn rows_per_block(x: &Activations, level: CpuLevel) -> usize {
-    // Processors with a matrix unit have 2 MB of it, and unpacking wants many rows.
+    // Processors with a matrix unit have 2 MB of it, and unpacked weights need many rows to pay.
     let cache_bytes = if level.has_matrix_unit() { 1 << 20 } else { 384 << 10 };
     (cache_bytes / x.row_bytes().max(1)).next_multiple_of(MAX_PANEL).max(MAX_PANEL)
 }

@@ -13,7 +13,7 @@ use crate::{DType, Error, ErrorKind, FileType, Result};
 
 /// A weight matrix of `rows` outputs and `cols` inputs, at the size that its type has in files.
 ///
-/// Rows are padded to a multiple of sixteen, columns of BF16 to a multiple of two; nothing else is added.
+/// Rows are padded to a multiple of sixteen, columns of BF16 to a multiple of two; there is no other padding.
 pub struct PackedMatrix {
     dtype: DType,
     rows: usize,
@@ -21,7 +21,7 @@ pub struct PackedMatrix {
     pub(super) tiles: Tiles,
 }
 
-/// Where the tiles are. Kernels do not know.
+/// The storage of the tiles, which kernels do not see.
 pub(super) enum Tiles {
     Memory(AlignedBuffer),
     File(Arc<MatrixFile>, Range<usize>),
@@ -117,7 +117,7 @@ impl PackedMatrix {
                 std::slice::from_raw_parts_mut(target.get().add(tile_row * tile_row_bytes), tile_row_bytes)
             };
             if has_odd_column || rows < (tile_row + 1) * TILE_ROWS {
-                // What rows and columns are filled up with; the memory may have been used before.
+                // The value of padding rows and columns; the memory may have been used before.
                 tiles.fill(0);
             }
             let rows = bytes.chunks_exact(row_bytes).skip(tile_row * TILE_ROWS).take(TILE_ROWS);
@@ -171,7 +171,7 @@ impl PackedMatrix {
         matches!(self.tiles, Tiles::File(..))
     }
 
-    /// Has the system read what is not in memory, without waiting for it.
+    /// Starts to read the bytes that are not in memory, without waiting.
     pub fn fetch(&self) {
         if let Tiles::File(file, range) = &self.tiles {
             file.fetch(range.clone());

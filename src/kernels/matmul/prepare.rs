@@ -1,6 +1,6 @@
-//! Rows on their way into a panel: normalised, then rounded to the form that kernels read.
+//! Writes rows to a panel: normalises them, then converts them to the kernels' format.
 //!
-//! What is stored depends on the row alone, and every sum has a fixed order.
+//! The stored values depend on the row alone, and every sum has a fixed order.
 
 use std::ops::Range;
 
@@ -8,11 +8,11 @@ use super::activations::{BLOCK, BLOCK_BYTES, MAX_PANEL, padded};
 use crate::memory::prefetch;
 use crate::simd::{F32x16, Kernel};
 
-/// Blocks of a row that are written before the same blocks of the next one: what they go to is interleaved, and stays in
+/// Blocks of a row that are written before the same blocks of the next one: their targets are interleaved, and stay in
 /// the first-level cache for all rows of a panel.
 const CHUNK_BLOCKS: usize = 8;
 
-/// Writes up to [`MAX_PANEL`] rows of one length to their targets, rows of one panel, in one form.
+/// Writes up to [`MAX_PANEL`] rows of one length to their targets, rows of one panel, in one format.
 pub(super) struct PrepareRows<'a, T> {
     pub(super) rows: &'a [&'a [f32]],
     pub(super) norm: Option<(&'a [f32], f32)>,
@@ -28,8 +28,8 @@ impl<T: Target> Kernel for PrepareRows<'_, T> {
         let Some(cols) = rows.first().map(|row| row.len()) else { return };
         let num_blocks = cols.div_ceil(BLOCK);
         let chunk = |start: usize| start..num_blocks.min(start + CHUNK_BLOCKS);
-        // The other threads have read what is overwritten now, and nobody has read the weights lately: getting
-        // both takes as long as the first pass over the rows.
+        // Other threads have read the memory that is overwritten now, and the weights have not been read lately: cache
+        // misses cost as much as the first pass over the rows.
         T::prefetch(targets, chunk(0));
         let mut factors = [1.0; MAX_PANEL];
         if let Some((weights, epsilon)) = norm {
@@ -47,7 +47,7 @@ impl<T: Target> Kernel for PrepareRows<'_, T> {
                     let len = columns.len();
                     let values = &row[columns.clone()];
                     let weights = norm.map(|(weights, _)| &weights[columns]);
-                    // SAFETY: the target has room for the row, padded to an even number.
+                    // SAFETY: the target has space for the row, padded to an even number.
                     unsafe {
                         if let Some(values) = values.as_array() {
                             let halves =
@@ -65,7 +65,7 @@ impl<T: Target> Kernel for PrepareRows<'_, T> {
     }
 }
 
-/// `values` and zeros behind them.
+/// `values` and zeros after them.
 #[inline(always)]
 fn filled_up(values: &[f32]) -> [f32; BLOCK] {
     let mut filled = [0.0; BLOCK];
@@ -111,15 +111,15 @@ impl<V: F32x16> Halves<V> {
     }
 }
 
-/// Where a row goes in one form.
+/// Where a row goes in one format.
 pub(super) trait Target: Sized {
-    /// Fetches the memory of some blocks of rows of a panel; blocks behind the last column may be among them.
+    /// Fetches the memory of some blocks of rows of a panel; blocks after the last column may be among them.
     fn prefetch(rows: &[Self], blocks: Range<usize>);
 
     /// Stores block `block` of the row, of which the first `len` values, an even number, exist.
     ///
     /// # Safety
-    /// There is room for the row.
+    /// There is space for the row.
     unsafe fn store_block<V: F32x16>(&self, block: usize, values: Halves<V>, len: usize);
 }
 
@@ -179,8 +179,8 @@ impl Target for PanelRow<u32> {
     }
 }
 
-/// Row `index` of a panel of `width` rows of bf16 for a matrix unit: 32 columns of each row, then the next 32. What is
-/// behind the last column is zero.
+/// Row `index` of a panel of `width` rows of bf16 for a matrix unit: 32 columns of each row, then the next 32. Padding
+/// after the last column is zero.
 pub(super) struct TileRow {
     pub(super) panel: *mut u32,
     pub(super) width: usize,

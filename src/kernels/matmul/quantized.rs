@@ -1,15 +1,15 @@
-//! Products of quantised tiles with int8 panels.
+//! Matmuls of quantised tiles with int8 panels.
 //!
 //! Integer sums are of 32 columns (16 where a scale covers no more) and exact; they are scaled and enter the f32 sum in the
 //! order of the columns. Where codes have an offset, the integer sum starts at minus offset · sum of
 //! activations; minima enter as minimum · scale · sum of activations.
 //!
-//! How a tile is taken apart stands here once, for everybody who multiplies: a type gives its blocks of 32
-//! columns to a [`Visitor`]. The one in this file multiplies them with vectors; [`super::tiles`] has another. The types are in
+//! Unpacking a tile is defined once here, for all kernels that multiply: a type passes its blocks of 32 columns to a
+//! [`Visitor`]. The one in this file multiplies them with vectors; [`super::tiles`] has another. The types are in
 //! `of_32` and `of_256`, by the columns of their blocks.
 //!
-//! Whatever a kernel calls is a function with `inline(always)`, never a closure: code that is not inlined
-//! is not compiled for the kernel's instruction set.
+//! Every callee of a kernel is a function with `inline(always)`, never a closure: code that is not inlined is not
+//! compiled for the kernel's instruction set.
 
 mod of_256;
 mod of_32;
@@ -35,8 +35,8 @@ pub(super) trait Quantized {
     unsafe fn visit<V: F32x16>(tile: *const u8, visitor: &mut impl Visitor<V>);
 }
 
-/// What happens to the blocks of a tile: each comes with its number in the tile, its codes and the factors of the
-/// sixteen rows. A type uses one of the methods for all of its blocks.
+/// Processes the blocks of a tile: each has its number in the tile, its codes and the factors of the sixteen rows. A
+/// type uses one of the methods for all of its blocks.
 pub(super) trait Visitor<V: F32x16> {
     /// value = scale · code.
     ///
@@ -72,7 +72,7 @@ pub(super) struct PanelBlock<const P: usize>(pub(super) *const u8);
 
 impl<const P: usize> PanelBlock<P> {
     /// # Safety
-    /// The panel goes on for `blocks` blocks.
+    /// The panel has `blocks` blocks.
     #[inline(always)]
     pub(super) unsafe fn skip(self, blocks: usize) -> Self {
         // SAFETY: the caller guarantees it.
@@ -128,7 +128,7 @@ impl<const P: usize> PanelBlock<P> {
 
 /// The codes of a block, word by word.
 pub(super) trait Codes<V: F32x16>: Copy {
-    /// What the codes, as `dot` takes them, are above the values that they stand for.
+    /// The offset of the codes, as `dot` takes them, from their values.
     const OFFSET: i32;
     /// The same for the bytes of `word`.
     const WORD_OFFSET: u8 = Self::OFFSET as u8;
@@ -139,7 +139,7 @@ pub(super) trait Codes<V: F32x16>: Copy {
     /// The tile has the layout that the implementation is for.
     unsafe fn word(self, word: usize) -> V::Codes;
 
-    /// Adds the products of a word.
+    /// Adds the dot products of a word.
     ///
     /// # Safety
     /// There are four activations.
@@ -149,7 +149,7 @@ pub(super) trait Codes<V: F32x16>: Copy {
         unsafe { V::dot(sums, codes, activations) }
     }
 
-    /// Adds the products of two words with two rows.
+    /// Adds the dot products of two words with two rows.
     ///
     /// # Safety
     /// There are eight activations at both pointers.
@@ -293,7 +293,7 @@ impl<V: F32x16, const P: usize> Visitor<V> for Multiply<'_, V, P> {
 }
 
 impl<V: F32x16, const P: usize> Multiply<'_, V, P> {
-    /// Without `MINIMA` those given are left alone.
+    /// Without `MINIMA` they are unchanged.
     #[inline(always)]
     unsafe fn multiply_halves<C: Codes<V>, const MINIMA: bool>(
         &mut self,

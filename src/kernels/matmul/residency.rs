@@ -1,5 +1,4 @@
-//! Which pages of a mapped file are in memory, what is read before it is needed, and the room of a disk: what the
-//! operating system knows.
+//! Queries to the operating system: which pages of a mapped file are in memory, read-ahead, and the space on a disk.
 
 use std::ops::Range;
 use std::path::Path;
@@ -10,11 +9,11 @@ use memmap2::Mmap;
 const WINDOW_PAGES: usize = 1_024;
 
 /// Bytes that are asked for in one call. Of longer ranges Linux reads no more than the readahead of the disk, which is
-/// this much unless somebody has changed it.
+/// this much unless it was changed.
 #[cfg(unix)]
 const REQUEST_BYTES: usize = 128 << 10;
 
-/// Bytes of the map that are in memory; none if the system does not tell.
+/// Bytes of the map that are in memory; none if the system does not report it.
 pub(super) fn resident_bytes(map: &Mmap) -> Option<u64> {
     let page = page_size()?;
     let mut flags = [0; WINDOW_PAGES];
@@ -26,7 +25,7 @@ pub(super) fn resident_bytes(map: &Mmap) -> Option<u64> {
     Some(((num_pages * page) as u64).min(map.len() as u64))
 }
 
-/// Has the system read what is not in memory of these bytes, without waiting for it.
+/// Starts to read the bytes of this range that are not in memory, without waiting.
 ///
 /// Where all is in memory it only looks: to ask for pages that are there takes longer than to see that they are.
 pub(super) fn fetch(map: &Mmap, bytes: Range<usize>) {
@@ -42,7 +41,7 @@ pub(super) fn fetch(map: &Mmap, bytes: Range<usize>) {
                 let first_page = (start - window.start) / page;
                 let flags = flags.map(|flags| &flags[first_page..][..request.len().div_ceil(page)]);
                 if !flags.is_some_and(|flags| flags.iter().all(|flag| is_resident(*flag))) {
-                    // Advice that is not taken costs time, nothing else.
+                    // If the system ignores the advice, only time is lost.
                     let _ = map.advise_range(memmap2::Advice::WillNeed, request.start, request.len());
                 }
             }
@@ -111,9 +110,9 @@ mod tests {
 
     use super::*;
 
-    /// More than a disk reads ahead by itself, without anybody touching a page.
+    /// More than a disk reads ahead by itself, without an access to any page.
     #[test]
-    fn what_is_fetched_comes_into_memory() {
+    fn fetched_pages_are_in_memory() {
         const LEN: usize = 6 << 20;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
@@ -121,7 +120,7 @@ mod tests {
         let file = File::options().read(true).write(true).open(&path).unwrap();
         file.sync_all().unwrap();
         posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).unwrap();
-        // SAFETY: nobody else knows the file.
+        // SAFETY: no other code uses the file.
         let map = unsafe { MmapOptions::new().map(&file) }.unwrap();
         let before = resident_bytes(&map).unwrap();
         let range = (1 << 20)..(4 << 20) + 1;

@@ -1,4 +1,4 @@
-//! Memory that is read as a product of one row reads its weights, and nothing is computed: how fast reading can be.
+//! Reads memory as a matmul of one row reads its weights, without arithmetic: the upper bound of read bandwidth.
 
 use std::hint::black_box;
 
@@ -19,8 +19,8 @@ impl Stream {
         let mut buffer = AlignedBuffer::zeroed(num_bytes / TASK_BYTES * TASK_BYTES)?;
         let start = SharedPointer::new(buffer.as_mut_ptr());
         pool.run(buffer.len() / TASK_BYTES, |task| {
-            // SAFETY: each task writes its own part of the buffer. Zeros would not do: pages that nobody has written may
-            // all be the same one.
+            // SAFETY: each task writes its own range of the buffer. Zeros would not do: the system may map all
+            // unwritten pages to the same one.
             unsafe { start.get().add(task * TASK_BYTES).write_bytes(1, TASK_BYTES) };
         });
         Some(Self(buffer))
@@ -46,7 +46,7 @@ struct Read<'a>(&'a [u8; TASK_BYTES]);
 impl Kernel for Read<'_> {
     type Output = f32;
 
-    /// The sum of the bytes that four lines together have in the first place of each word.
+    /// The sum of the bytes that four lines together have in the first byte of each word.
     #[inline(always)]
     fn run<V: F32x16>(self) -> f32 {
         let mut sum = V::splat(0.0);

@@ -1,5 +1,5 @@
-//! Every type at every level of this machine, against f64 sums over values that [`crate::blocks`] decodes, which knows
-//! nothing of the packed layout.
+//! Every type at every level of this machine, against f64 sums over values that [`crate::blocks`] decodes, which does
+//! not use the packed layout.
 
 use half::{bf16, f16};
 
@@ -62,7 +62,7 @@ fn decode(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     values
 }
 
-/// What a row is after quantisation to 8 bits.
+/// A row after quantisation to 8 bits.
 fn quantized(row: &[f32]) -> Vec<f32> {
     row.chunks(32)
         .flat_map(|block| {
@@ -99,20 +99,29 @@ impl Case {
     fn activations(&self, x: &[f32], pool: &ThreadPool, level: CpuLevel) -> Activations {
         let mut activations = Activations::new();
         let rows = x.len() / self.cols;
-        activations.prepare(x, self.cols, rows, self.cols, None, Forms::of([self.dtype], level), pool, level);
+        activations.prepare(
+            x,
+            self.cols,
+            rows,
+            self.cols,
+            None,
+            ActivationFormats::of([self.dtype], level),
+            pool,
+            level,
+        );
         activations
     }
 
     fn multiply(&self, x: &[f32], pool: &ThreadPool, level: CpuLevel) -> Vec<f32> {
         let rows = x.len() / self.cols;
         let mut out = vec![f32::NAN; rows * self.matrix.rows()];
-        let parts = [Part::new(&self.matrix, 0)];
+        let projections = [Projection::new(&self.matrix, 0)];
         let activations = self.activations(x, pool, level);
-        matmul(&activations, &parts, &mut out, self.matrix.rows(), Mode::Store, pool, level);
+        matmul(&activations, &projections, &mut out, self.matrix.rows(), Mode::Store, pool, level);
         out
     }
 
-    /// For every output the f64 product and the f64 sum of the magnitudes of its terms.
+    /// For every output the f64 dot product and the f64 sum of the magnitudes of its terms.
     fn oracle(&self, x: &[f32]) -> Vec<(f64, f64)> {
         x.chunks(self.cols)
             .flat_map(|x| {
@@ -157,14 +166,14 @@ fn packed_matrices_have_the_size_of_the_file() {
 }
 
 #[test]
-fn products_are_exact_up_to_the_rounding_of_f32() {
+fn matmuls_are_exact_up_to_the_rounding_of_f32() {
     each_type_and_level(|dtype, level| {
         let cols = test_cols(dtype);
         let case = case(dtype, 37, cols, level);
         let x = Random(3).values(13 * cols);
-        let rounded: Vec<f32> = match Forms::of([dtype], level) {
-            Forms { int8: true, .. } => x.chunks(cols).flat_map(quantized).collect(),
-            Forms { bf16: true, .. } => x.iter().map(|&x| bf16::from_f32(x).to_f32()).collect(),
+        let rounded: Vec<f32> = match ActivationFormats::of([dtype], level) {
+            ActivationFormats { int8: true, .. } => x.chunks(cols).flat_map(quantized).collect(),
+            ActivationFormats { bf16: true, .. } => x.iter().map(|&x| bf16::from_f32(x).to_f32()).collect(),
             _ => x.clone(),
         };
         let results = case.multiply(&x, &ThreadPool::new(2), level);
@@ -194,9 +203,9 @@ fn rounded_activations_cost_little_accuracy() {
                 (error + (f64::from(result) - expected).powi(2), power + expected.powi(2))
             },
         );
-        let bound = match Forms::of([dtype], level) {
-            Forms { int8: true, .. } => 1e-4,
-            Forms { bf16: true, .. } => 5e-6,
+        let bound = match ActivationFormats::of([dtype], level) {
+            ActivationFormats { int8: true, .. } => 1e-4,
+            ActivationFormats { bf16: true, .. } => 5e-6,
             _ => 1e-12,
         };
         assert!(error <= bound * power, "{dtype} {level:?}: normalised error {}", error / power);
@@ -233,8 +242,8 @@ fn wide_panel(x: &[f32], cols: usize, level: CpuLevel) -> AlignedBuffer {
     panel
 }
 
-/// On machines without a matrix unit this is what holds for its kernels: software does what the unit does, and
-/// everything around it is that of the level.
+/// On machines without a matrix unit this test covers its kernels: software emulates the unit, and the code around it
+/// is that of the level.
 #[test]
 fn a_matrix_unit_has_the_bits_of_vectors() {
     let pool = ThreadPool::new(1);
@@ -251,19 +260,19 @@ fn a_matrix_unit_has_the_bits_of_vectors() {
         let panel = wide_panel(&x, cols, level);
         for tile_row in 0..case.matrix.num_tile_rows() {
             let unpacked = UnpackedRows::new([&case.matrix], tile_row, level);
-            let mut results = vec![NO_PRODUCTS];
+            let mut results = vec![ZERO_OUTPUTS];
             // SAFETY: the panel has the matrix's columns.
             unsafe { unpacked.multiply(&mut SoftwareTiles::new(), 0, panel.as_ptr(), &mut results[0]) };
             if let Some(mut unit) = level.matrix_unit() {
-                results.push(NO_PRODUCTS);
+                results.push(ZERO_OUTPUTS);
                 // SAFETY: as above.
                 unsafe { unpacked.multiply(&mut unit, 0, panel.as_ptr(), &mut results[1]) };
             }
             for (row, lane) in (0..MAX_PANEL).flat_map(|row| (0..TILE_ROWS).map(move |lane| (row, lane))) {
                 let output = tile_row * TILE_ROWS + lane;
                 let expected = if output < 37 { alone[row * 37 + output] } else { 0.0 };
-                for products in &results {
-                    let result = products[row][lane];
+                for outputs in &results {
+                    let result = outputs[row][lane];
                     assert_eq!(
                         result.to_bits(),
                         expected.to_bits(),
@@ -298,7 +307,7 @@ fn blocks_of_rows_leave_no_gap() {
 }
 
 #[test]
-fn parts_bias_and_residual() {
+fn projections_bias_and_residual() {
     let pool = ThreadPool::new(2);
     for &level in CpuLevel::available() {
         let q = case(DType::Q4K, 40, 256, level);
@@ -307,18 +316,18 @@ fn parts_bias_and_residual() {
         let x = Random(7).values(3 * 256);
         let bias = Random(8).values(17);
         let mut activations = Activations::new();
-        let forms = Forms::of([DType::Q4K, DType::Q6K, DType::F16], level);
-        activations.prepare(&x, 256, 3, 256, None, forms, &pool, level);
-        let parts = [
-            Part::new(&q.matrix, 0),
-            Part { matrix: &k.matrix, out_offset: 43, bias: Some(&bias) },
-            Part::new(&v.matrix, 60),
+        let formats = ActivationFormats::of([DType::Q4K, DType::Q6K, DType::F16], level);
+        activations.prepare(&x, 256, 3, 256, None, formats, &pool, level);
+        let projections = [
+            Projection::new(&q.matrix, 0),
+            Projection { matrix: &k.matrix, out_offset: 43, bias: Some(&bias) },
+            Projection::new(&v.matrix, 60),
         ];
         let stride = 90;
         let mut out = vec![7.0_f32; 3 * stride];
-        matmul(&activations, &parts, &mut out, stride, Mode::Store, &pool, level);
+        matmul(&activations, &projections, &mut out, stride, Mode::Store, &pool, level);
         let mut sum = out.clone();
-        matmul(&activations, &parts, &mut sum, stride, Mode::Add, &pool, level);
+        matmul(&activations, &projections, &mut sum, stride, Mode::Add, &pool, level);
         let separate = [&q, &k, &v].map(|case| case.multiply(&x, &pool, level));
         for row in 0..3 {
             for col in 0..stride {
@@ -337,7 +346,7 @@ fn parts_bias_and_residual() {
 }
 
 #[test]
-fn swiglu_joins_two_products() {
+fn swiglu_joins_two_matmuls() {
     let pool = ThreadPool::new(2);
     each_type_and_level(|dtype, level| {
         let cols = test_cols(dtype);
@@ -378,11 +387,29 @@ fn swiglu_of_two_types() {
             let (gate, up) = (case(first, 37, 160, level), case(second, 37, 160, level));
             let x = Random(17).values(67 * 160);
             let mut activations = Activations::new();
-            activations.prepare(&x, 160, 67, 160, None, Forms::of([first, second], level), &pool, level);
+            activations.prepare(
+                &x,
+                160,
+                67,
+                160,
+                None,
+                ActivationFormats::of([first, second], level),
+                &pool,
+                level,
+            );
             let (mut out, mut alone) = (vec![f32::NAN; 67 * 37], vec![f32::NAN; 67 * 37]);
             matmul_swiglu(&activations, &gate.matrix, &up.matrix, &mut out, 37, &pool, level);
             for (x, alone) in x.chunks(160).zip(alone.chunks_mut(37)) {
-                activations.prepare(x, 160, 1, 160, None, Forms::of([first, second], level), &pool, level);
+                activations.prepare(
+                    x,
+                    160,
+                    1,
+                    160,
+                    None,
+                    ActivationFormats::of([first, second], level),
+                    &pool,
+                    level,
+                );
                 matmul_swiglu(&activations, &gate.matrix, &up.matrix, alone, 37, &pool, level);
             }
             assert_eq!(out, alone, "{first} {second} {level:?}");
@@ -395,7 +422,7 @@ fn the_norm_is_that_of_the_definition() {
     let pool = ThreadPool::new(2);
     for &level in CpuLevel::available() {
         for cols in [77, 256] {
-            // The product with the identity shows the rows.
+            // The matmul with the identity shows the rows.
             let identity: Vec<u8> = (0..cols * cols)
                 .flat_map(|at| f32::from(u8::from(at / cols == at % cols)).to_le_bytes())
                 .collect();
@@ -409,12 +436,12 @@ fn the_norm_is_that_of_the_definition() {
                 9,
                 cols,
                 Some((&weights, 1e-5)),
-                Forms::of([DType::F32], level),
+                ActivationFormats::of([DType::F32], level),
                 &pool,
                 level,
             );
             let mut out = vec![0.0; 9 * cols];
-            matmul(&activations, &[Part::new(&identity, 0)], &mut out, cols, Mode::Store, &pool, level);
+            matmul(&activations, &[Projection::new(&identity, 0)], &mut out, cols, Mode::Store, &pool, level);
             for row in 0..9 {
                 let x = &x[row * (cols + 3)..][..cols];
                 let squares: f64 = x.iter().map(|&x| f64::from(x).powi(2)).sum();
@@ -438,9 +465,18 @@ fn activations_can_be_reused() {
     let mut activations = Activations::new();
     let mut results = Vec::new();
     for rows in [9, 2, 0, 1, 9] {
-        activations.prepare(&x, 160, rows, 160, None, Forms::of([DType::Q8_0], level), &pool, level);
+        activations.prepare(
+            &x,
+            160,
+            rows,
+            160,
+            None,
+            ActivationFormats::of([DType::Q8_0], level),
+            &pool,
+            level,
+        );
         let mut out = vec![0.0; rows * 16];
-        matmul(&activations, &[Part::new(&small.matrix, 0)], &mut out, 16, Mode::Store, &pool, level);
+        matmul(&activations, &[Projection::new(&small.matrix, 0)], &mut out, 16, Mode::Store, &pool, level);
         results.push(out);
     }
     for out in &results {
@@ -514,7 +550,7 @@ fn the_extreme_codes_do_not_saturate() {
     }
 }
 
-/// All exponents of `MXFP4` with which no value is infinite, and products that are exact.
+/// All exponents of `MXFP4` with which every value is finite, and exact sums.
 #[test]
 fn every_power_of_two_is_a_scale() {
     let pool = ThreadPool::new(1);
@@ -538,8 +574,17 @@ fn empty_shapes() {
     for dtype in DType::ALL {
         let none = PackedMatrix::pack(dtype, &[], 0, 256, &pool, level).unwrap();
         let mut activations = Activations::new();
-        activations.prepare(&[1.0; 256], 256, 1, 256, None, Forms::of([dtype], level), &pool, level);
-        matmul(&activations, &[Part::new(&none, 0)], &mut [], 0, Mode::Store, &pool, level);
+        activations.prepare(
+            &[1.0; 256],
+            256,
+            1,
+            256,
+            None,
+            ActivationFormats::of([dtype], level),
+            &pool,
+            level,
+        );
+        matmul(&activations, &[Projection::new(&none, 0)], &mut [], 0, Mode::Store, &pool, level);
         matmul(&activations, &[], &mut [], 0, Mode::Store, &pool, level);
         assert_eq!(none.num_bytes(), 0);
     }

@@ -1,9 +1,9 @@
-//! Products of quantised matrices by a matrix unit: sixteen weight rows with panels of sixteen input rows.
+//! Matmuls of quantised matrices by a matrix unit: sixteen weight rows with panels of sixteen input rows.
 //!
-//! The unit wants codes of a byte, and all panels of a block of rows want the same ones. So sixteen weight rows are
-//! unpacked once, into memory that stays in the second-level cache, and then multiplied with one panel after another.
-//! The unit's sums are those of [`super::quantized`], exact integers, and they are scaled and added by the same
-//! functions in the same order: a row has the same bits whether it is multiplied alone, by vectors, or here.
+//! The unit takes codes of a byte, and all panels of a block of rows use the same ones. So sixteen weight rows are
+//! unpacked once, into memory that stays in the second-level cache, and then multiplied by one panel after another. The
+//! unit's sums are those of [`super::quantized`], exact integers, and the same functions scale and add them in the same
+//! order: a row has the same bits whether it is multiplied alone, by vectors, or here.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -22,25 +22,25 @@ use crate::memory::AlignedBuffer;
 use crate::simd::{ByteTiles, CpuLevel, F32x16, Kernel, TileSums};
 
 thread_local! {
-    /// Where this thread unpacks weights, while nobody does. It grows to what the largest matrix needs.
+    /// This thread's memory for unpacked weights. It grows to the size of the largest matrix.
     static UNPACKED: Cell<AlignedBuffer> = const { Cell::new(AlignedBuffer::empty()) };
 }
 
-/// How the sums of a block become part of a result.
-trait BlockForm {
-    /// Products of the matrix unit for a block, each with 512 bytes of codes.
-    const NUM_PRODUCTS: usize;
+/// Adds the sums of a block to a result.
+trait BlockLayout {
+    /// Multiplications by the matrix unit for a block, each with 512 bytes of codes.
+    const NUM_MULTIPLICATIONS: usize;
     /// Vectors of factors that follow the codes.
     const NUM_FACTORS: usize = 2;
     /// Bytes of an unpacked block.
-    const BYTES: usize = Self::NUM_PRODUCTS * CODES_BYTES + Self::NUM_FACTORS * FACTORS_BYTES;
+    const BYTES: usize = Self::NUM_MULTIPLICATIONS * CODES_BYTES + Self::NUM_FACTORS * FACTORS_BYTES;
 
     /// `sum += value · activation` for row `row` of the panel.
     ///
     /// # Safety
     /// The panel has the row.
     unsafe fn add<V: F32x16>(
-        products: &[*const TileSums; 2],
+        sums_of_block: &[*const TileSums; 2],
         factors: [V; MAX_FACTORS],
         panel: PanelBlock<MAX_PANEL>,
         row: usize,
@@ -48,7 +48,7 @@ trait BlockForm {
     ) -> V;
 }
 
-/// The most factors that a form has.
+/// The most factors that a layout has.
 const MAX_FACTORS: usize = 4;
 
 const CODES_BYTES: usize = 8 * WORD;
@@ -62,7 +62,7 @@ struct WithMinima;
 /// the unit's registers have one shape for all types.
 struct InHalves<const MINIMA: bool>;
 
-/// The sums of one row, in f32: 32 products of codes are below 2²².
+/// The sums of one row, in f32: 32 multiplied codes are below 2²².
 ///
 /// # Safety
 /// `sums` is readable, and has row `row`.
@@ -72,28 +72,28 @@ unsafe fn sums_of<V: F32x16>(sums: *const TileSums, row: usize) -> V {
     V::from_small_sums(unsafe { V::load_sums(sums.cast::<i32>().add(TILE_ROWS * row)) })
 }
 
-impl BlockForm for Scaled {
-    const NUM_PRODUCTS: usize = 1;
+impl BlockLayout for Scaled {
+    const NUM_MULTIPLICATIONS: usize = 1;
 
     #[inline(always)]
     unsafe fn add<V: F32x16>(
-        products: &[*const TileSums; 2],
+        sums_of_block: &[*const TileSums; 2],
         factors: [V; MAX_FACTORS],
         panel: PanelBlock<MAX_PANEL>,
         row: usize,
         sum: V,
     ) -> V {
         // SAFETY: the caller's guarantee.
-        unsafe { add_scaled(sums_of::<V>(products[0], row), factors[0], panel.scale(row), sum) }
+        unsafe { add_scaled(sums_of::<V>(sums_of_block[0], row), factors[0], panel.scale(row), sum) }
     }
 }
 
-impl BlockForm for WithMinima {
-    const NUM_PRODUCTS: usize = 1;
+impl BlockLayout for WithMinima {
+    const NUM_MULTIPLICATIONS: usize = 1;
 
     #[inline(always)]
     unsafe fn add<V: F32x16>(
-        products: &[*const TileSums; 2],
+        sums_of_block: &[*const TileSums; 2],
         factors: [V; MAX_FACTORS],
         panel: PanelBlock<MAX_PANEL>,
         row: usize,
@@ -101,19 +101,19 @@ impl BlockForm for WithMinima {
     ) -> V {
         // SAFETY: the caller's guarantee.
         unsafe {
-            let sum = Scaled::add(products, factors, panel, row, sum);
+            let sum = Scaled::add(sums_of_block, factors, panel, row, sum);
             add_minima(factors[1], panel.scaled_sum(row), sum)
         }
     }
 }
 
-impl<const MINIMA: bool> BlockForm for InHalves<MINIMA> {
-    const NUM_PRODUCTS: usize = 2;
+impl<const MINIMA: bool> BlockLayout for InHalves<MINIMA> {
+    const NUM_MULTIPLICATIONS: usize = 2;
     const NUM_FACTORS: usize = if MINIMA { 4 } else { 2 };
 
     #[inline(always)]
     unsafe fn add<V: F32x16>(
-        products: &[*const TileSums; 2],
+        sums_of_block: &[*const TileSums; 2],
         factors: [V; MAX_FACTORS],
         panel: PanelBlock<MAX_PANEL>,
         row: usize,
@@ -121,26 +121,26 @@ impl<const MINIMA: bool> BlockForm for InHalves<MINIMA> {
     ) -> V {
         // SAFETY: the caller's guarantee.
         unsafe {
-            // Converted one way and the other: the machine has room for both at once.
-            let first = V::from_sums(V::load_sums(products[0].cast::<i32>().add(TILE_ROWS * row)));
+            // Converted one way and the other: the machine has space for both at once.
+            let first = V::from_sums(V::load_sums(sums_of_block[0].cast::<i32>().add(TILE_ROWS * row)));
             let mut half = first_half(first, factors[0]);
             if MINIMA {
                 half = add_minima_of_halves(half, [factors[2], factors[3]], panel.half_sums(row));
             }
-            add_halves(half, sums_of::<V>(products[1], row), factors[1], panel.scale(row), sum)
+            add_halves(half, sums_of::<V>(sums_of_block[1], row), factors[1], panel.scale(row), sum)
         }
     }
 }
 
-/// Writes the blocks of a tile at `target`, in the form `F`.
+/// Writes the blocks of a tile at `target`, in the layout `F`.
 struct Unpack<F> {
     target: *mut u8,
-    form: PhantomData<F>,
+    layout: PhantomData<F>,
 }
 
-impl<F: BlockForm> Unpack<F> {
+impl<F: BlockLayout> Unpack<F> {
     /// # Safety
-    /// There is room for the block, and the codes are those of a tile. The form has as many factors.
+    /// There is space for the block, and the codes are those of a tile. The layout has as many factors.
     #[inline(always)]
     unsafe fn write<V: F32x16, C: Codes<V>, const FACTORS: usize>(
         &mut self,
@@ -152,22 +152,22 @@ impl<F: BlockForm> Unpack<F> {
         unsafe {
             let target = self.target.add(block * F::BYTES);
             for word in 0..8 {
-                // With two products, the second half of the words is the second one's; the rest is zero.
-                let product = (F::NUM_PRODUCTS - 1) * (word / 4);
+                // With two multiplications, the second half of the words is the second one's; the rest is zero.
+                let index = (F::NUM_MULTIPLICATIONS - 1) * (word / 4);
                 let code = V::sub_bytes(codes.word(word), C::WORD_OFFSET);
-                V::store_codes(code, target.add(CODES_BYTES * product + WORD * word));
+                V::store_codes(code, target.add(CODES_BYTES * index + WORD * word));
             }
-            if F::NUM_PRODUCTS == 2 {
+            if F::NUM_MULTIPLICATIONS == 2 {
                 target.add(CODES_BYTES / 2).write_bytes(0, CODES_BYTES);
             }
             for (index, factor) in factors.into_iter().enumerate() {
-                factor.store(target.add(F::NUM_PRODUCTS * CODES_BYTES + FACTORS_BYTES * index).cast());
+                factor.store(target.add(F::NUM_MULTIPLICATIONS * CODES_BYTES + FACTORS_BYTES * index).cast());
             }
         }
     }
 }
 
-impl<V: F32x16, F: BlockForm> Visitor<V> for Unpack<F> {
+impl<V: F32x16, F: BlockLayout> Visitor<V> for Unpack<F> {
     #[inline(always)]
     unsafe fn scaled<C: Codes<V>>(&mut self, block: usize, codes: C, scales: V) {
         // SAFETY: the caller's guarantee.
@@ -207,15 +207,15 @@ struct UnpackRow<Q, F> {
     types: PhantomData<(Q, F)>,
 }
 
-impl<Q: Quantized, F: BlockForm> Kernel for UnpackRow<Q, F> {
+impl<Q: Quantized, F: BlockLayout> Kernel for UnpackRow<Q, F> {
     type Output = ();
 
     #[inline(always)]
     fn run<V: F32x16>(self) {
         for tile in 0..self.num_tiles {
             let target = self.target.wrapping_add(tile * Q::NUM_BLOCKS * F::BYTES);
-            let mut unpack = Unpack::<F> { target, form: PhantomData };
-            // SAFETY: the tiles exist, and the target has room for their blocks.
+            let mut unpack = Unpack::<F> { target, layout: PhantomData };
+            // SAFETY: the tiles exist, and the target has space for their blocks.
             unsafe { Q::visit::<V>(self.tiles.wrapping_add(tile * Q::BYTES), &mut unpack) };
         }
     }
@@ -228,11 +228,11 @@ struct MultiplyPanel<'a, T, F> {
     num_blocks: usize,
     panel: *const u8,
     out: &'a mut PanelOutput,
-    form: PhantomData<F>,
+    layout: PhantomData<F>,
 }
 
-impl<T: ByteTiles, F: BlockForm> MultiplyPanel<'_, T, F> {
-    /// Has the unit begin the products of block `block`, in the slots of `parity`.
+impl<T: ByteTiles, F: BlockLayout> MultiplyPanel<'_, T, F> {
+    /// Has the unit begin the sums of block `block`, in the slots of `parity`.
     ///
     /// # Safety
     /// There is such a block.
@@ -242,54 +242,55 @@ impl<T: ByteTiles, F: BlockForm> MultiplyPanel<'_, T, F> {
         unsafe {
             let activations = PanelBlock::<MAX_PANEL>(self.panel).skip(block).codes(0, 0);
             let codes = self.blocks.add(block * F::BYTES);
-            let slot = F::NUM_PRODUCTS * parity;
+            let slot = F::NUM_MULTIPLICATIONS * parity;
             self.unit.multiply(slot, activations, codes.cast());
-            if F::NUM_PRODUCTS == 2 {
+            if F::NUM_MULTIPLICATIONS == 2 {
                 self.unit.multiply_again(slot + 1, codes.add(CODES_BYTES).cast());
             }
         }
     }
 
-    /// Writes the products in the slots of `parity`.
+    /// Writes the sums in the slots of `parity`.
     ///
     /// # Safety
     /// They are writable.
     #[inline(always)]
-    unsafe fn store(&mut self, products: &mut [MaybeUninit<TileSums>; 2], parity: usize) {
-        for (product, sums) in products[..F::NUM_PRODUCTS].iter_mut().enumerate() {
+    unsafe fn store(&mut self, sums_of_block: &mut [MaybeUninit<TileSums>; 2], parity: usize) {
+        for (index, sums) in sums_of_block[..F::NUM_MULTIPLICATIONS].iter_mut().enumerate() {
             // SAFETY: the caller's guarantee.
-            unsafe { self.unit.store(F::NUM_PRODUCTS * parity + product, sums.as_mut_ptr()) };
+            unsafe { self.unit.store(F::NUM_MULTIPLICATIONS * parity + index, sums.as_mut_ptr()) };
         }
     }
 
-    /// Adds the products of block `block` to the results.
+    /// Adds the sums of block `block` to the results.
     ///
     /// # Safety
-    /// There is such a block, and its products have been written.
+    /// There is such a block, and its sums have been written.
     #[inline(always)]
     unsafe fn add<V: F32x16>(
         &self,
         block: usize,
-        products: &[MaybeUninit<TileSums>; 2],
+        sums_of_block: &[MaybeUninit<TileSums>; 2],
         sums: &mut [V; MAX_PANEL],
     ) {
-        let products = [products[0].as_ptr(), products[1].as_ptr()];
+        let sums_of_block = [sums_of_block[0].as_ptr(), sums_of_block[1].as_ptr()];
         // SAFETY: the caller's guarantee.
         unsafe {
             let panel = PanelBlock(self.panel).skip(block);
-            let factors = self.blocks.add(block * F::BYTES + F::NUM_PRODUCTS * CODES_BYTES).cast::<f32>();
+            let factors =
+                self.blocks.add(block * F::BYTES + F::NUM_MULTIPLICATIONS * CODES_BYTES).cast::<f32>();
             let mut loaded = [V::splat(0.0); MAX_FACTORS];
             for (index, factor) in loaded[..F::NUM_FACTORS].iter_mut().enumerate() {
                 *factor = V::load(factors.add(TILE_ROWS * index));
             }
             for (row, sum) in sums.iter_mut().enumerate() {
-                *sum = F::add(&products, loaded, panel, row, *sum);
+                *sum = F::add(&sums_of_block, loaded, panel, row, *sum);
             }
         }
     }
 }
 
-impl<T: ByteTiles, F: BlockForm> Kernel for MultiplyPanel<'_, T, F> {
+impl<T: ByteTiles, F: BlockLayout> Kernel for MultiplyPanel<'_, T, F> {
     type Output = ();
 
     /// The unit works on one block, writes the one before it, and vectors scale the one before that.
@@ -299,7 +300,7 @@ impl<T: ByteTiles, F: BlockForm> Kernel for MultiplyPanel<'_, T, F> {
         let mut even = [const { MaybeUninit::uninit() }; 2];
         let mut odd = [const { MaybeUninit::uninit() }; 2];
         let num_blocks = self.num_blocks;
-        // SAFETY: only blocks below `num_blocks` are begun, and each is added after its products were written.
+        // SAFETY: only blocks below `num_blocks` are begun, and each is added after its sums were written.
         unsafe {
             if num_blocks > 0 {
                 self.begin(0, 0);
@@ -330,7 +331,7 @@ impl<T: ByteTiles, F: BlockForm> Kernel for MultiplyPanel<'_, T, F> {
     }
 }
 
-/// Calls `$function` with the type and the form of blocks of a quantised type.
+/// Calls `$function` with the type and the layout of blocks of a quantised type.
 macro_rules! with_types {
     ($dtype:expr, $function:ident($($argument:expr),*)) => {
         match $dtype {
@@ -353,13 +354,13 @@ macro_rules! with_types {
     };
 }
 
-fn block_bytes<Q: Quantized, F: BlockForm>() -> usize {
+fn block_bytes<Q: Quantized, F: BlockLayout>() -> usize {
     Q::NUM_BLOCKS * F::BYTES
 }
 
 /// # Safety
-/// `target` has room for sixteen rows of `matrix`.
-unsafe fn unpack<Q: Quantized, F: BlockForm>(
+/// `target` has space for sixteen rows of `matrix`.
+unsafe fn unpack<Q: Quantized, F: BlockLayout>(
     matrix: &PackedMatrix,
     tile_row: usize,
     target: *mut u8,
@@ -371,7 +372,7 @@ unsafe fn unpack<Q: Quantized, F: BlockForm>(
 
 /// # Safety
 /// `blocks` are those of sixteen rows of `matrix`, and the panel has its columns.
-unsafe fn multiply<Q: Quantized, F: BlockForm>(
+unsafe fn multiply<Q: Quantized, F: BlockLayout>(
     unit: &mut impl ByteTiles,
     matrix: &PackedMatrix,
     blocks: *const u8,
@@ -380,11 +381,10 @@ unsafe fn multiply<Q: Quantized, F: BlockForm>(
     level: CpuLevel,
 ) {
     let num_blocks = matrix.tiles_per_row() * Q::NUM_BLOCKS;
-    level.run_tiles(MultiplyPanel { unit, blocks, num_blocks, panel, out, form: PhantomData::<F> });
+    level.run_tiles(MultiplyPanel { unit, blocks, num_blocks, panel, out, layout: PhantomData::<F> });
 }
 
-/// Sixteen rows of each of some matrices, unpacked for a matrix unit. Those of matrices that are not quantised are left
-/// out.
+/// Sixteen rows of each of some matrices, unpacked for a matrix unit. Matrices that are not quantised are left out.
 pub(super) struct UnpackedRows<'a, const N: usize> {
     matrices: [&'a PackedMatrix; N],
     /// Where the rows of each matrix begin.
@@ -420,7 +420,7 @@ impl<'a, const N: usize> UnpackedRows<'a, N> {
         Self { matrices, starts, buffer, level }
     }
 
-    /// The products of the rows of matrix `index`, which is quantised, with a panel of sixteen rows.
+    /// The sums of the rows of matrix `index`, which is quantised, with a panel of sixteen rows.
     ///
     /// # Safety
     /// The panel has the columns of the matrix.

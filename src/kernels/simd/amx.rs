@@ -1,7 +1,7 @@
 //! Intel's matrix unit, AMX.
 //!
 //! Rust has no stable intrinsics for it, so its instructions are assembly. The compiler never uses tile registers by
-//! itself: what one of the blocks below leaves in them stays there until another one changes it.
+//! itself: their contents persist until another block below changes them.
 
 use std::arch::asm;
 use std::marker::PhantomData;
@@ -15,7 +15,7 @@ pub(super) fn is_available() -> bool {
     *IS_AVAILABLE
 }
 
-/// Whether the processor has tiles and products of bytes and of bf16.
+/// Whether the processor has tiles and byte dot products and of bf16.
 fn has_instructions() -> bool {
     const TILE: u32 = 1 << 24;
     const INT8: u32 = 1 << 25;
@@ -25,8 +25,8 @@ fn has_instructions() -> bool {
     highest_leaf >= 7 && std::arch::x86_64::__cpuid_count(7, 0).edx & ALL == ALL
 }
 
-/// Whether the kernel lets this process use tile registers: their 8 KB are saved for each thread that does, so it wants
-/// to be asked. Kernels that do not know them refuse.
+/// Whether the system lets this process use tile registers: it saves their 8 KB for each thread that does, so a process
+/// has to request them. Systems without support refuse.
 fn is_permitted() -> bool {
     #[cfg(target_os = "linux")]
     {
@@ -107,7 +107,7 @@ macro_rules! multiply {
 /// Writes the sums in register `register`, 0 to 3: rows of 64 bytes.
 ///
 /// # Safety
-/// The registers are configured, and there is room for the rows.
+/// The registers are configured, and there is space for the rows.
 #[inline(always)]
 unsafe fn store(register: usize, sums: *mut u8) {
     macro_rules! store {
@@ -131,8 +131,8 @@ unsafe fn store(register: usize, sums: *mut u8) {
     }
 }
 
-/// The matrix unit, configured for this thread. When it is dropped the registers are empty again, so that the system has
-/// nothing to save.
+/// The matrix unit, configured for this thread. Dropping it empties the registers, so that the system has nothing to
+/// save.
 pub(crate) struct MatrixUnit(PhantomData<*const ()>);
 
 impl MatrixUnit {
@@ -152,8 +152,8 @@ impl Drop for MatrixUnit {
     }
 }
 
-/// The matrix unit for products of bf16, configured for this thread: sums of up to four panels of up to sixteen input
-/// rows, each with sixteen weight rows. They are added in one order, and each row by itself.
+/// The matrix unit for bf16 dot products, configured for this thread: sums of up to four panels of up to sixteen input
+/// rows, each with sixteen weight rows. They are added in one order, and each row separately.
 pub(crate) struct Bf16Unit(PhantomData<*const ()>);
 
 /// `sums += activations · weights`, in the registers of these numbers.
@@ -179,7 +179,7 @@ macro_rules! load_bf16 {
 }
 
 impl Bf16Unit {
-    /// Panels whose sums it has room for.
+    /// Panels whose sums it has space for.
     pub(crate) const MAX_PANELS: usize = 4;
 
     /// All sums are zero.
@@ -208,11 +208,11 @@ impl Bf16Unit {
         Self(PhantomData)
     }
 
-    /// Adds the products of 32 columns of `PANELS` panels, one or all, which are `stride` bytes apart: rows of 32 bf16 with
+    /// Adds the dot products of 32 columns of `PANELS` panels, one or all, which are `stride` bytes apart: rows of 32 bf16 with
     /// sixteen words of pairs, each of sixteen weight rows.
     ///
     /// # Safety
-    /// There are as many.
+    /// The panels exist.
     #[inline(always)]
     pub(crate) unsafe fn add<const PANELS: usize>(
         &mut self,
@@ -239,7 +239,7 @@ impl Bf16Unit {
     /// Writes the sums of panel `panel`, sixteen f32 for each row.
     ///
     /// # Safety
-    /// There is room for them.
+    /// There is space for them.
     #[inline(always)]
     pub(crate) unsafe fn store(&mut self, panel: usize, sums: *mut f32) {
         // SAFETY: as above.
@@ -254,7 +254,7 @@ impl Drop for Bf16Unit {
     }
 }
 
-// SAFETY: tile loads and stores touch what `CONFIG` says, which is what the trait names.
+// SAFETY: tile loads and stores access the ranges in `CONFIG`, which are those that the trait documents.
 unsafe impl ByteTiles for MatrixUnit {
     #[inline(always)]
     unsafe fn multiply(&mut self, slot: usize, activations: *const i8, codes: *const i8) {

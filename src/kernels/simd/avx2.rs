@@ -1,11 +1,11 @@
-//! Vectors of two AVX2 registers, with or without the instruction for products of bytes.
+//! Vectors of two AVX2 registers, with or without the instruction for byte dot products.
 
 use std::arch::x86_64::*;
 
 use super::int8::pairs_of_rows;
 use super::{F32x16, Int8Dot};
 
-/// AVX2 alone: products of bytes take three instructions.
+/// AVX2 alone: byte dot products take three instructions.
 pub(super) const WITHOUT_VNNI: u8 = 0;
 /// One instruction, in the encoding of AVX-VNNI.
 pub(super) const AVX_VNNI: u8 = 1;
@@ -18,8 +18,7 @@ pub(super) struct Avx2Vector<const VNNI: u8>(pub(super) __m256, pub(super) __m25
 
 macro_rules! lanewise {
     ($self:expr, $other:expr, $op:ident) => {
-        // SAFETY: this type is only used inside functions of `simd` that enable AVX2 and, if `VNNI` says so,
-        // VNNI.
+        // SAFETY: this type is only used inside functions of `simd` that enable AVX2 and, with `VNNI`, VNNI.
         unsafe { Self($op($self.0, $other.0), $op($self.1, $other.1)) }
     };
 }

@@ -6,14 +6,14 @@ use super::avx2::{largest_of_eight, sum_of_bytes};
 use super::int8::pairs_of_rows;
 use super::{F32x16, Int8Dot};
 
-/// One AVX-512 register. `BF16` is true where the machine has products of bf16.
+/// One AVX-512 register. `BF16` is true where the machine has bf16 dot products.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Avx512Vector<const BF16: bool>(pub(super) __m512);
 
 macro_rules! whole {
     ($op:ident($($argument:expr),*)) => {
-        // SAFETY: this type is only used inside functions of `simd` that enable AVX-512 with VNNI and, if `BF16`
-        // says so, with BF16.
+        // SAFETY: this type is only used inside functions of `simd` that enable AVX-512 with VNNI and, with `BF16`,
+        // BF16.
         unsafe { Self($op($($argument),*)) }
     };
 }

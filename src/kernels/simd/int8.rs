@@ -1,8 +1,8 @@
-//! Products of 8-bit codes, the integer half of a quantised matrix product.
+//! Dot products of 8-bit codes, the integer half of a quantised matmul.
 //!
-//! A vector of codes has sixteen lanes of four bytes: lane r holds row r of a weight tile at four
-//! consecutive columns. One [`Int8Dot::dot`] adds the four products of every lane to its sum. Integer
-//! sums are exact, so these operations give the same result at every level.
+//! A vector of codes has sixteen lanes of four bytes: lane r holds row r of a weight tile at four consecutive columns.
+//! One [`Int8Dot::dot`] adds the dot product of every lane to its sum. Integer sums are exact, so these operations give
+//! the same result at every level.
 
 /// Integer vectors that go with a vector of sixteen f32.
 ///
@@ -15,8 +15,8 @@ pub unsafe trait Int8Dot: Copy {
     type Codes: Copy;
     /// Sixteen i32.
     type Sums: Copy;
-    /// What [`Int8Dot::dot_signed`] adds to every code; the sums must start with minus this many times
-    /// the sum of the activations.
+    /// The offset that [`Int8Dot::dot_signed`] adds to every code; the sums must start with minus this many times the
+    /// sum of the activations.
     const SIGNED_BIAS: i32;
 
     /// Reads 64 bytes.
@@ -49,11 +49,11 @@ pub unsafe trait Int8Dot: Copy {
     unsafe fn dot(sums: Self::Sums, codes: Self::Codes, activations: *const i8) -> Self::Sums;
     /// The same for codes that are i8 (−128 included); activations are above −128.
     unsafe fn dot_signed(sums: Self::Sums, codes: Self::Codes, activations: *const i8) -> Self::Sums;
-    /// The sums of two rows of activations, in the order in which the machine's instruction wants them.
+    /// The sums of two rows of activations, in the order of the machine's instruction.
     type PairSums: Copy;
     /// All sums of the first row equal to `first`, of the second to `second`.
     fn splat_pair(first: i32, second: i32) -> Self::PairSums;
-    /// Adds the products of two words of codes, as for [`Int8Dot::dot`], with the eight i8 at `first` and at `second`.
+    /// Adds the dot products of two words of codes, as for [`Int8Dot::dot`], with the eight i8 at `first` and at `second`.
     unsafe fn dot_pair(
         sums: Self::PairSums,
         codes: [Self::Codes; 2],
@@ -72,7 +72,7 @@ pub unsafe trait Int8Dot: Copy {
 
     /// The sums as f32.
     fn from_sums(sums: Self::Sums) -> Self;
-    /// The same for sums of magnitude below 2²², beside a matrix unit at work: it may leave a machine less room for
+    /// The same for sums of magnitude below 2²², next to a matrix unit at work: it may leave a machine less space for
     /// conversions than for additions.
     #[inline(always)]
     fn from_small_sums(sums: Self::Sums) -> Self {

@@ -1,4 +1,4 @@
-//! Vectors of four NEON registers, with products of bytes by SDOT or SMMLA.
+//! Vectors of four NEON registers, with byte dot products by SDOT or SMMLA.
 
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -12,8 +12,8 @@ pub(super) struct NeonVector<const I8MM: bool>([float32x4_t; 4]);
 /// Applies an intrinsic to each of the four registers of its arguments.
 macro_rules! quarters {
     (|$quarter:ident| $value:expr) => {
-        // SAFETY: NEON is part of every aarch64 target; what is more is enabled by the functions of `simd`
-        // inside which this type is used.
+        // SAFETY: NEON is part of every aarch64 target; the functions of `simd` inside which this type is used enable
+        // the rest.
         [0, 1, 2, 3].map(|$quarter: usize| unsafe { $value })
     };
 }
@@ -111,7 +111,7 @@ unsafe impl<const I8MM: bool> F32x16 for NeonVector<I8MM> {
     }
 }
 
-/// Each of the four lanes plus the four products of its bytes.
+/// Each of the four lanes plus the dot product of its four bytes.
 #[inline(always)]
 fn sdot(mut sums: int32x4_t, codes: uint8x16_t, activations: int8x16_t) -> int32x4_t {
     // SAFETY: the instruction only computes; the machine has it, see `quarters`. It is written out because

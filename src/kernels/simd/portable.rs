@@ -195,7 +195,7 @@ unsafe impl Int8Dot for PortableVector {
     unsafe fn dot_signed(sums: Self::Sums, codes: Self::Codes, activations: *const i8) -> Self::Sums {
         // SAFETY: the caller guarantees four readable i8.
         let [a, b, c, d] = unsafe { activations.cast::<[i8; 4]>().read_unaligned() }.map(i32::from);
-        // Shifts of whole lanes, not bytes, because those are what baseline vector units have.
+        // Shifts of whole lanes, not bytes, because baseline vector units have only those.
         std::array::from_fn(|lane| {
             let code = codes[lane] as i32;
             sums[lane]

@@ -1,4 +1,4 @@
-//! Products of whole tiles of bytes: sixteen input rows by sixteen weight rows over 32 columns at once.
+//! Matmuls of whole tiles of bytes: sixteen input rows by sixteen weight rows over 32 columns at once.
 //!
 //! The sums are exact in i32, so they are those that [`super::Int8Dot`] has for the same codes.
 
@@ -8,13 +8,13 @@ pub(crate) struct TileSums(pub(crate) [[i32; 16]; 16]);
 
 /// A matrix unit that multiplies tiles of bytes.
 ///
-/// A value of it is the unit of the thread that made it, ready for use until the value is dropped. Products are kept in
+/// A value of it is the unit of the thread that made it, ready for use until the value is dropped. Sums are kept in
 /// slots 0..4 until they are stored, so that the unit computes while other results are used.
 ///
 /// # Safety
 /// Pointers are valid for the elements that a method names, without alignment.
 pub(crate) unsafe trait ByteTiles {
-    /// Slot `slot` = the products of sixteen rows of 32 activations, one row after another, with eight words of codes;
+    /// Slot `slot` = the dot products of sixteen rows of 32 activations, one row after another, with eight words of codes;
     /// each word has four codes of each of the sixteen weight rows.
     unsafe fn multiply(&mut self, slot: usize, activations: *const i8, codes: *const i8);
     /// The same for slot 1 or 3, with the activations that were last multiplied into the slot before it.
@@ -60,7 +60,7 @@ unsafe impl ByteTiles for MatrixUnit {
     }
 }
 
-/// What the matrix unit does, in plain Rust: for tests on machines without one.
+/// Emulates the matrix unit in plain Rust: for tests on machines without one.
 #[cfg(test)]
 pub(crate) struct SoftwareTiles {
     slots: [[[i32; 16]; 16]; 4],
@@ -79,7 +79,7 @@ impl SoftwareTiles {
             for (activations, codes) in activations.iter().zip(codes) {
                 for (sum, codes) in sums.iter_mut().zip(codes) {
                     for (&activation, code) in activations.iter().zip(codes) {
-                        // The unit's accumulator wraps; 32 products of bytes never get there.
+                        // The unit's accumulator wraps; 32 byte dot products never reach its limit.
                         *sum = sum.wrapping_add(i32::from(activation) * i32::from(code));
                     }
                 }
@@ -88,7 +88,7 @@ impl SoftwareTiles {
     }
 }
 
-// SAFETY: reads and writes what the trait names.
+// SAFETY: reads and writes the ranges that the trait documents.
 #[cfg(test)]
 unsafe impl ByteTiles for SoftwareTiles {
     unsafe fn multiply(&mut self, slot: usize, activations: *const i8, codes: *const i8) {

@@ -1,12 +1,12 @@
-//! Matrices that a block has beside those of the model, and that are mostly copies of them.
+//! Matrices that a block has in addition to those of the model, and that are mostly copies of them.
 
 use super::Loader;
 use crate::Result;
 use crate::ops::Matrix;
 
 impl Loader<'_> {
-    /// The matrix `name` of the shape `[rows, cols]`; none if there is no such tensor or it is a copy of `original`, which
-    /// then stands for both.
+    /// The matrix `name` of the shape `[rows, cols]`; none if there is no such tensor or it is a copy of `original`,
+    /// which then replaces it.
     ///
     /// # Errors
     /// As [`Self::matrix`].

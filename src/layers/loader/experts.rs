@@ -149,7 +149,7 @@ impl Loader<'_> {
                     }
                     None => own,
                 };
-                matrices.push(self.place(&converted.as_raw(), file)?);
+                matrices.push(self.upload(&converted.as_raw(), file)?);
             }
         }
         self.progress.advance(tensor.num_bytes());

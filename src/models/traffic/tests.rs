@@ -30,7 +30,7 @@ struct Shapes {
     value_dim: usize,
     dense: usize,
     num_dense_layers: usize,
-    /// Width of an expert, and of what every token goes through.
+    /// Width of an expert, and of the shared experts.
     experts: (usize, usize),
     has_bias: bool,
     vocab: usize,
@@ -163,7 +163,7 @@ fn parameters_are_those_that_are_published() {
 }
 
 #[test]
-fn bytes_are_counted_by_part_in_the_types_that_there_are() {
+fn bytes_are_counted_by_class_in_the_stored_types() {
     let traffic = DEEPSEEK_V2_LITE.count(6, DType::Q8_0);
     let blocks = |values: u64| values / 32 * 34;
     let attention = 3_072 * 2_048 + 576 * 2_048 + 2 * 16 * 128 * 512 + 2_048 * 2_048;
@@ -244,7 +244,7 @@ fn layers_that_are_left_out_do_not_count() {
     assert_eq!(fewer.bytes_per_step(1), all.bytes_per_step(1) - layer(&all));
 }
 
-/// What a device keeps in another type is read in that one.
+/// Types that a device keeps in another type are read in that one.
 #[test]
 fn repacked_weights_count_as_they_are_kept() {
     let (checkpoint, config) = open("tiny/llama/llama.q8_0.gguf");

@@ -1,4 +1,4 @@
-//! How fast the threads read memory.
+//! The bandwidth of the threads' reads.
 
 use super::CpuBackend;
 use crate::ops::bandwidth::{Bandwidth, DURATION, MemoryBandwidth, NUM_BYTES, best_pass};

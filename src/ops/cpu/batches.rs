@@ -1,18 +1,18 @@
-//! Experts of a step whose weights are in a file, some after the other.
+//! Batches of a step's experts whose weights are in a file.
 
 use super::matmul::{PackedMatrix, RowGroup};
 use super::pool::ThreadPool;
 
-/// Bytes of weights that are read from a file together: enough to keep a disk busy. Of many more, where memory is short,
-/// the system would give pages back before they are used, in favour of such as have been used.
+/// Bytes of weights that are read from a file together: enough to keep a disk busy. If memory is short, the system
+/// would evict the pages of larger batches before their use, in favour of used ones.
 const FETCH_BYTES: usize = 64 << 20;
 
-/// The groups of a step, all together if the weights are in memory, otherwise as many as are read together.
+/// The groups of a step: one batch if the weights are in memory, otherwise batches that are read together.
 pub(super) struct Batches<'a, const N: usize> {
     groups: &'a [RowGroup],
     /// Each has a matrix for every expert.
     stacks: [&'a [PackedMatrix]; N],
-    /// Groups of a batch; none if nothing has to be read.
+    /// Groups of a batch; none if all weights are in memory.
     len: Option<usize>,
 }
 
@@ -24,13 +24,13 @@ impl<'a, const N: usize> Batches<'a, N> {
         Self { groups, stacks, len: is_in_file.then(|| (FETCH_BYTES / num_bytes.max(1)).max(1)) }
     }
 
-    /// Has the system begin to read the weights of a batch.
+    /// Starts to read the weights of a batch.
     pub(super) fn fetch(&self, index: usize, pool: &ThreadPool) {
         let batch = self.len.and_then(|len| self.groups.chunks(len).nth(index)).unwrap_or_default();
         pool.run(batch.len() * N, |task| self.stacks[task % N][batch[task / N].matrix].fetch());
     }
 
-    /// Calls `compute` with the groups of each batch, while those of the next one are read. Somebody has
+    /// Calls `compute` with the groups of each batch, while the next one's weights are read. The caller has
     /// [fetched](Self::fetch) the first one.
     pub(super) fn run(&self, pool: &ThreadPool, mut compute: impl FnMut(&[RowGroup])) {
         let Some(len) = self.len else { return compute(self.groups) };

@@ -28,7 +28,7 @@ impl CpuBackend {
         Ok(&buffer.held().on(self)?[..len])
     }
 
-    /// The same, to be written.
+    /// The same, for writing.
     pub(super) fn rows_mut<'a>(&self, buffer: &'a mut Buffer, num_rows: usize) -> Result<&'a mut [f32]> {
         let len = buffer.len_of(num_rows)?;
         Ok(&mut buffer.held_mut().on_mut(self)?[..len])

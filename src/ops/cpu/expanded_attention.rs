@@ -1,4 +1,4 @@
-//! Latent attention with keys and values.
+//! Latent attention with expanded keys and values.
 
 use super::CpuBackend;
 use super::attention::expanded::{self, ExpandedScratch, ExpandedShape};
@@ -37,7 +37,7 @@ impl ExpandedAttention for CpuBackend {
         };
         let pools = operands.cache.layer(operands.layer).on(self)?.view();
         let out = RowsMut::new(self.rows_mut(out, num_tokens)?, width);
-        // SAFETY: the op has checked the widths and the lists.
+        // SAFETY: the op has checked the widths and the metadata.
         unsafe {
             expanded::expanded_attention(scratch, own, pools, metadata, &out, &self.pool, self.level);
         }

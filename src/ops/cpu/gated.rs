@@ -1,4 +1,4 @@
-//! What is between the two halves of a gated network.
+//! The activation between the two halves of a gated network.
 
 use tinyvllm_kernels::gated::gated;
 

@@ -1,4 +1,4 @@
-//! The rows of a step that go on.
+//! Gathers the rows of a step that the following ops need.
 
 use super::CpuBackend;
 use crate::Result;
@@ -10,7 +10,7 @@ impl GatherRows for CpuBackend {
     fn gather_rows(&self, step: &StepInputs<'_>, x: &mut Buffer) -> Result<()> {
         let (width, max_rows) = (x.width(), x.max_rows());
         let x = self.rows_mut(x, max_rows)?;
-        // Ascending rows never lie before their target, so that nothing is overwritten that is still needed.
+        // Ascending rows never precede their target, so no row is overwritten before it is read.
         for (target, &row) in step.outputs.iter().enumerate() {
             x.copy_within(row * width..(row + 1) * width, target * width);
         }

@@ -1,10 +1,10 @@
-//! Products of heads, each with a matrix of its own.
+//! Matmuls of heads, each with a matrix of its own.
 
 use std::ops::Range;
 
 use super::CpuBackend;
 use super::linear::LinearScratch as OwnScratch;
-use super::matmul::{Forms, RowGroup, matmul_groups};
+use super::matmul::{ActivationFormats, RowGroup, matmul_groups};
 use super::rows::RowsMut;
 use crate::Result;
 use crate::ops::buffer::Buffer;
@@ -34,16 +34,16 @@ impl HeadsLinear for CpuBackend {
         }));
         let (width, out_width) = (x.rows.width(), out.width());
         let start_of = |row: usize| (first_row + row % rows_of_head) * width + row / rows_of_head * x.stride;
-        let forms = Forms::of(matrices.iter().map(|matrix| matrix.dtype()), self.level);
+        let formats = ActivationFormats::of(matrices.iter().map(|matrix| matrix.dtype()), self.level);
         let values = self.rows(x.rows, rows.end)?;
         let (pool, level) = (&self.pool, self.level);
-        activations.prepare_groups(values, start_of, groups, heads.cols(), None, forms, pool, level);
+        activations.prepare_groups(values, start_of, groups, heads.cols(), None, formats, pool, level);
         let out = RowsMut::new(self.rows_mut(out, rows.end)?, out_width);
-        let write = |row: usize, first: usize, products: &[f32]| {
+        let write = |row: usize, first: usize, projected: &[f32]| {
             let (head, row) = (row / rows_of_head, first_row + row % rows_of_head);
             // SAFETY: every head of a row has outputs of its own, each of which is written once.
-            let part = unsafe { out.part(row, head * out_stride + first, products.len()) };
-            part.copy_from_slice(products);
+            let projection = unsafe { out.range(row, head * out_stride + first, projected.len()) };
+            projection.copy_from_slice(projected);
         };
         matmul_groups(activations, groups, |head| &matrices[head], write, pool, level);
         Ok(())

@@ -1,4 +1,4 @@
-//! The keys and values of a layer in the host's memory, which takes no room before it is first written.
+//! The keys and values of a layer in the host's memory, which the system allocates on the first write.
 
 use memmap2::MmapMut;
 
@@ -12,17 +12,17 @@ use crate::ops::kv_cache::{CacheOps, DevicePools, no_memory};
 pub(crate) struct CpuPools {
     layout: KvLayout,
     k: MmapMut,
-    /// None if values are the first ones of the keys.
+    /// None if the values are the first ones of the keys.
     v: Option<MmapMut>,
 }
 
 impl CpuPools {
-    /// What kernels read.
+    /// The view for kernels that read.
     pub(crate) fn view(&self) -> CachePools<'_> {
         CachePools { layout: self.layout, k: &self.k, v: self.v.as_deref() }
     }
 
-    /// What kernels write.
+    /// The view for kernels that write.
     pub(crate) fn view_mut(&mut self) -> CachePoolsMut<'_> {
         CachePoolsMut { layout: self.layout, k: &mut self.k, v: self.v.as_deref_mut() }
     }
@@ -66,12 +66,15 @@ impl DevicePools for CpuPools {
 }
 
 impl CacheOps for CpuBackend {
-    fn pools(&self, layout: KvLayout, num_blocks: usize) -> Result<CpuPools> {
+    fn pools(&self, layout: KvLayout, num_blocks: usize, num_layers: usize) -> Result<Vec<CpuPools>> {
         let map = |block_bytes: usize| {
             MmapMut::map_anon(block_bytes * num_blocks)
                 .map_err(|error| no_memory(num_blocks, layout.block_size, error))
         };
-        let v = layout.has_values.then(|| map(layout.v_block_bytes())).transpose()?;
-        Ok(CpuPools { layout, k: map(layout.k_block_bytes())?, v })
+        let layer = |_| {
+            let v = layout.has_values.then(|| map(layout.v_block_bytes())).transpose()?;
+            Ok(CpuPools { layout, k: map(layout.k_block_bytes())?, v })
+        };
+        (0..num_layers).map(layer).collect()
     }
 }

@@ -1,4 +1,4 @@
-//! What happens between the projections of latent attention and attention itself.
+//! Norms, rotation and the write to the cache, between the projections of latent attention and attention.
 
 use super::CpuBackend;
 use super::latent_row;
@@ -32,7 +32,7 @@ impl LatentKvWrite for CpuBackend {
         let pools = pools.on_mut(self)?.view_mut();
         let (queries, kv) = (self.rows(queries.rows, num_tokens)?, self.rows(kv, num_tokens)?);
         let out = RowsMut::new(self.rows_mut(out, num_tokens)?, out_width);
-        // SAFETY: the op has checked that the widths are those of the layout, and has looked for all slots.
+        // SAFETY: the op has checked that the widths are those of the layout, and that all slots exist.
         unsafe {
             latent_row::latent_kv_write(operands, queries, kv, &out, pools, &self.pool, self.level);
         }

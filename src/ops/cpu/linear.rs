@@ -1,13 +1,15 @@
-//! Products with weights.
+//! Matmuls with weights.
 
 use super::CpuBackend;
-use super::matmul::{Activations, Forms, Mode, Part, RowGroup, matmul, matmul_swiglu, matmul_swiglu_biased};
+use super::matmul::{
+    ActivationFormats, Activations, Mode, Projection, RowGroup, matmul, matmul_swiglu, matmul_swiglu_biased,
+};
 use crate::Result;
 use crate::ops::buffer::Buffer;
 use crate::ops::linear::{LinearOps, LinearScratch as AnyScratch, side_by_side};
 use crate::ops::weights::{Linear, Matrix, RmsNorm};
 
-/// The inputs of products in the form that kernels read.
+/// The inputs of matmuls in the kernels' format.
 #[derive(Debug, Default)]
 pub(crate) struct LinearScratch {
     pub(super) activations: Activations,
@@ -15,7 +17,7 @@ pub(crate) struct LinearScratch {
 }
 
 impl CpuBackend {
-    /// The first `num_rows` rows of `x`, of which the first `cols` values take part, for products with `matrices`.
+    /// The first `num_rows` rows of `x`, with the first `cols` values of each, for matmuls with `matrices`.
     pub(super) fn prepare<'a>(
         &self,
         scratch: &'a mut AnyScratch,
@@ -27,15 +29,15 @@ impl CpuBackend {
     ) -> Result<&'a Activations> {
         let activations = &mut scratch.held_mut().on_mut(self)?.activations;
         let norm = norm.map(|norm| (&norm.weight[..], norm.eps));
-        let forms = Forms::of(matrices.iter().map(|matrix| matrix.dtype()), self.level);
+        let formats = ActivationFormats::of(matrices.iter().map(|matrix| matrix.dtype()), self.level);
         let values = self.rows(x, num_rows)?;
-        activations.prepare(values, x.width(), num_rows, cols, norm, forms, &self.pool, self.level);
+        activations.prepare(values, x.width(), num_rows, cols, norm, formats, &self.pool, self.level);
         Ok(activations)
     }
 }
 
 impl CpuBackend {
-    /// A product without a norm, which is written to `out` or added to it.
+    /// A matmul without a norm, which is written to `out` or added to it.
     fn add_or_store(
         &self,
         scratch: &mut AnyScratch,
@@ -47,10 +49,10 @@ impl CpuBackend {
     ) -> Result<()> {
         let width = out.width();
         let matrix = linear.weight.held().on(self)?;
-        let part = Part { matrix, out_offset: 0, bias: linear.bias.as_deref() };
+        let projection = Projection { matrix, out_offset: 0, bias: linear.bias.as_deref() };
         let h = self.prepare(scratch, h, num_rows, linear.weight.cols(), None, &[&linear.weight])?;
         let out = self.rows_mut(out, num_rows)?;
-        matmul(h, &[part], out, width, mode, &self.pool, self.level);
+        matmul(h, &[projection], out, width, mode, &self.pool, self.level);
         Ok(())
     }
 }
@@ -58,7 +60,7 @@ impl CpuBackend {
 impl LinearOps for CpuBackend {
     fn linear_scratch(&self, max_rows: usize, max_cols: usize) -> Result<LinearScratch> {
         let mut scratch = LinearScratch::default();
-        scratch.activations.reserve(max_rows, max_cols, Forms::all(self.level));
+        scratch.activations.reserve(max_rows, max_cols, ActivationFormats::all(self.level));
         Ok(scratch)
     }
 
@@ -70,7 +72,7 @@ impl LinearOps for CpuBackend {
         max_cols: usize,
     ) -> Result<()> {
         let max_rows = max_rows + max_groups * RowGroup::ALIGNMENT;
-        scratch.activations.reserve(max_rows, max_cols, Forms::all(self.level));
+        scratch.activations.reserve(max_rows, max_cols, ActivationFormats::all(self.level));
         scratch.groups.reserve(max_groups);
         Ok(())
     }
@@ -85,15 +87,15 @@ impl LinearOps for CpuBackend {
         out: &mut Buffer,
     ) -> Result<()> {
         let width = out.width();
-        let parts = side_by_side(linears, |linear, out_offset| {
+        let projections = side_by_side(linears, |linear, out_offset| {
             let matrix = linear.weight.held().on(self)?;
-            Ok(Part { matrix, out_offset, bias: linear.bias.as_deref() })
+            Ok(Projection { matrix, out_offset, bias: linear.bias.as_deref() })
         })?;
         let matrices = linears.map(|linear| &linear.weight);
         let cols = linears.first().map_or(0, |linear| linear.weight.cols());
         let x = self.prepare(scratch, x, num_rows, cols, norm, &matrices)?;
         let out = self.rows_mut(out, num_rows)?;
-        matmul(x, &parts, out, width, Mode::Store, &self.pool, self.level);
+        matmul(x, &projections, out, width, Mode::Store, &self.pool, self.level);
         Ok(())
     }
 
@@ -167,10 +169,10 @@ impl LinearOps for CpuBackend {
         logits: &mut Buffer,
     ) -> Result<()> {
         let width = logits.width();
-        let part = Part { matrix: head.held().on(self)?, out_offset: 0, bias: None };
+        let projection = Projection { matrix: head.held().on(self)?, out_offset: 0, bias: None };
         let x = self.prepare(scratch, x, num_rows, x.width(), Some(norm), &[head])?;
         let logits = self.rows_mut(logits, num_rows)?;
-        matmul(x, &[part], logits, width, Mode::Store, &self.pool, self.level);
+        matmul(x, &[projection], logits, width, Mode::Store, &self.pool, self.level);
         Ok(())
     }
 }

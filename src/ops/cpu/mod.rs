@@ -23,20 +23,19 @@ mod weights;
 
 use std::convert::Infallible;
 
-use crate::ops::device::{Device, forms};
+use crate::ops::device::{Device, device_access};
 use crate::ops::experts::HostRouting;
 
 pub use tinyvllm_kernels::{
-    AlignedFloats, AttentionMetadata, CpuLevel, EXPANDED_GROUP, RowForm, ThreadPool, attention, blocks,
-    keep_little_free_memory, keep_one_heap, latent_row, matmul, noise, paged_cache, pool, range,
-    return_free_memory, rope, rows, simd,
+    AlignedFloats, AttentionMetadata, CpuLevel, EXPANDED_GROUP, RowMode, ThreadPool, attention, blocks,
+    latent_row, matmul, noise, paged_cache, pool, range, rope, rows, simd,
 };
 
 use self::linear::LinearScratch;
 use self::matmul::PackedMatrix;
 use self::weights::CpuStack;
 
-/// What CPU kernels need.
+/// The resources of CPU kernels.
 #[derive(Debug)]
 pub struct CpuBackend {
     /// The threads.
@@ -61,5 +60,5 @@ impl Device for CpuBackend {
     type AttentionScratch = attention::AttentionScratch;
     type ExpandedScratch = Box<attention::expanded::ExpandedScratch>;
 
-    forms!(Cpu);
+    device_access!(Cpu);
 }

@@ -1,4 +1,4 @@
-//! Norms of what a half of a layer adds.
+//! Norms of the output of a layer's half.
 
 use tinyvllm_kernels::norm::norm_residual;
 

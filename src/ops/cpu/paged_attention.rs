@@ -25,7 +25,7 @@ impl PagedAttention for CpuBackend {
         let (values, width, num_tokens) =
             (self.rows(qkv, step.num_tokens())?, qkv.width(), step.num_tokens());
         let out = self.rows_mut(out, num_tokens)?;
-        // SAFETY: the op has checked the widths, the lists and the blocks.
+        // SAFETY: the op has checked the widths, the metadata and the blocks.
         Ok(unsafe {
             let (spec, pool) = (spec.cpu(), &self.pool);
             attention::paged_attention(

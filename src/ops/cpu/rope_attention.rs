@@ -1,4 +1,4 @@
-//! Rotation and attention are kernels of their own.
+//! The CPU has separate kernels for rotation and attention.
 
 use super::CpuBackend;
 use crate::ops::rope_attention::RopeAttention;

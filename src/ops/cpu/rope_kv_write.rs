@@ -1,4 +1,4 @@
-//! What happens between the query, key and value projections and attention.
+//! Norms, rotation and the write to the cache, between the query, key and value projections and attention.
 
 use super::CpuBackend;
 use super::rope::{self, HeadNorms};
@@ -29,7 +29,7 @@ impl RopeKvWrite for CpuBackend {
             rope::RopeKvWrite { num_heads, num_kv_heads, head_dim, positions, slot_mapping, norms, table };
         let (width, pools) = (qkv.width(), pools.on_mut(self)?.view_mut());
         let qkv = RowsMut::new(self.rows_mut(qkv, positions.len())?, width);
-        // SAFETY: the op has checked that the heads are those of the layout, and has looked for all slots.
+        // SAFETY: the op has checked that the heads are those of the layout, and that all slots exist.
         unsafe { rope::rope_kv_write(operands, &qkv, pools, &self.pool, self.level) };
         Ok(())
     }

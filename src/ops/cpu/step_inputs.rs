@@ -1,4 +1,4 @@
-//! The lists of a step are the host's own.
+//! The batch metadata of a step are the host's own.
 
 use super::CpuBackend;
 use crate::Result;

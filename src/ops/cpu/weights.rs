@@ -10,7 +10,7 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub(crate) struct CpuStack {
     matrices: Vec<PackedMatrix>,
-    /// The same with rows and columns exchanged, if they are multiplied from either side.
+    /// The transposed matrices, if they are multiplied from either side.
     transposed: Vec<PackedMatrix>,
 }
 

@@ -20,7 +20,7 @@ pub(super) fn choose(
         if config.num_groups_per_tok >= config.num_groups {
             return true;
         }
-        // A group is open if fewer than so many others are better, or as good and before it.
+        // A group is open if fewer than this number of others are better, or equal and before it.
         let own = expert / group_len;
         let own_score = group_score(config.scoring, own, group_len, probabilities, score);
         let better = (0..config.num_groups).filter(|group| {
@@ -34,7 +34,7 @@ pub(super) fn choose(
         let mut best: Option<(usize, f32)> = None;
         for (expert, probability) in logits.iter().enumerate() {
             let score = score(expert, *probability);
-            // A score that is no number is worse than any that is; someone has to be chosen.
+            // NaN ranks below every number; some expert has to be chosen.
             let is_better = best.is_none_or(|(_, best)| score > best || (best.is_nan() && !score.is_nan()));
             if is_better && !chosen.contains(&(expert as u32)) && is_open(expert, logits) {
                 best = Some((expert, score));
@@ -45,7 +45,7 @@ pub(super) fn choose(
         weights[rank] = logits[expert];
     }
     let sum: f32 = weights.iter().sum();
-    // What the models were trained with, so that no sum is 0.
+    // The constant that the models were trained with: the sum is never 0.
     let factor = if config.normalize { config.scale / (sum + 1e-20) } else { config.scale };
     weights.iter_mut().for_each(|weight| *weight *= factor);
 }

@@ -1,4 +1,4 @@
-//! A GPU with its compiled kernels and the count of what was launched.
+//! A GPU with its compiled kernels and a count of its launches.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::cost::{Cost, Patience};
+use super::cost::{Cost, DispatchBudget};
 use super::device::{THREADGROUP_UNIT, WITHOUT_KERNELS};
 use super::dry_run::DryRun;
 use super::kernel::Kernel;
@@ -14,24 +14,24 @@ use super::{Binding, Gpu, GpuBuffer, Launch, Pipeline, PipelineLimits, Placement
 use crate::ops::cpu::pool::ThreadPool;
 use crate::{Error, Result};
 
-/// What launches kernels: the only way from an op to a [`Gpu`].
+/// Launches kernels: the only way from an op to a [`Gpu`].
 pub(crate) struct GpuBackend {
     gpu: Arc<dyn Gpu>,
     tuning: Tuning,
-    /// For what is done once, at load, on the host.
+    /// Host threads for work at load.
     pool: ThreadPool,
     pipelines: Mutex<HashMap<(Kernel, Flags), Pipeline>>,
     is_dry_run: bool,
     num_dispatches: AtomicU64,
     waiting_nanoseconds: AtomicU64,
-    patience: Patience,
-    /// What is queued takes so long, by its cost, and the device has not been made to start on it.
+    dispatch_budget: DispatchBudget,
+    /// The cost of the work that is queued since the last commit.
     queued_nanoseconds: AtomicU64,
-    /// The most rows of activations that products with every matrix so far give the same bits as one alone.
+    /// The maximum rows of activations for which matmuls with every matrix so far give a row the same bits as alone.
     max_exact_rows: AtomicUsize,
 }
 
-/// Threads that run as one, on every Apple GPU. The kernels are written for it.
+/// Threads of a simdgroup on every Apple GPU; the kernels assume this number.
 const SIMD_WIDTH: usize = 32;
 
 /// The function constants of a kernel that are flags, from constant 0 on.
@@ -39,14 +39,14 @@ const SIMD_WIDTH: usize = 32;
 pub(super) struct Flags([bool; 6]);
 
 impl Flags {
-    /// The first ones. Those behind them are false.
+    /// The first flags. The others are false.
     pub(super) fn of<const N: usize>(flags: [bool; N]) -> Self {
         let mut all = Self::default();
         all.0[..N].copy_from_slice(&flags);
         all
     }
 
-    /// The same with this for the last one.
+    /// The same flags with a new value of the last one.
     pub(super) fn with_last(mut self, flag: bool) -> Self {
         self.0[5] = flag;
         self
@@ -58,20 +58,20 @@ impl Flags {
     }
 }
 
-/// What an op launches, except for the kernel's pipeline.
+/// A launch without its pipeline.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Work<'a> {
     /// The arguments, as bytes.
     pub(super) args: &'a [u8],
-    /// The buffers behind the arguments.
+    /// The buffers after the arguments.
     pub(super) buffers: &'a [Binding<'a>],
     /// Bytes of threadgroup memory.
     pub(super) threadgroup_memory: usize,
     /// Threadgroups.
     pub(super) grid: [usize; 3],
-    /// Threads of each; the most, if the kernel takes any number.
+    /// Threads of each; for kernels that take any number, the maximum.
     pub(super) num_threads: usize,
-    /// What all of it costs.
+    /// The cost of the launch.
     pub(super) cost: Cost,
 }
 
@@ -83,7 +83,7 @@ impl fmt::Debug for GpuBackend {
 
 impl GpuBackend {
     pub(crate) fn new(gpu: Arc<dyn Gpu>, tuning: Tuning, pool: ThreadPool) -> Self {
-        let patience = Patience::new(gpu.patience());
+        let dispatch_budget = DispatchBudget::new(gpu.dispatch_budget());
         Self {
             gpu,
             tuning,
@@ -92,7 +92,7 @@ impl GpuBackend {
             is_dry_run: false,
             num_dispatches: AtomicU64::new(0),
             waiting_nanoseconds: AtomicU64::new(0),
-            patience,
+            dispatch_budget,
             queued_nanoseconds: AtomicU64::new(0),
             max_exact_rows: AtomicUsize::new(usize::MAX),
         }
@@ -129,22 +129,22 @@ impl GpuBackend {
         self.tuning
     }
 
-    /// The most rows of activations that products with all matrices give the same bits as one alone.
+    /// The maximum rows of activations for which matmuls with all matrices give a row the same bits as alone.
     pub(crate) fn max_exact_rows(&self) -> usize {
         self.max_exact_rows.load(Ordering::Relaxed)
     }
 
-    /// Hears that of a matrix.
+    /// Lowers the maximum to that of one matrix.
     pub(super) fn note_exact_rows(&self, max_rows: usize) {
         self.max_exact_rows.fetch_min(max_rows, Ordering::Relaxed);
     }
 
-    /// How much a launch may cost.
-    pub(super) fn patience(&self) -> Patience {
-        self.patience
+    /// The maximum cost of a launch.
+    pub(super) fn dispatch_budget(&self) -> DispatchBudget {
+        self.dispatch_budget
     }
 
-    /// Queues a kernel. A grid without threadgroups is nothing to do.
+    /// Queues a kernel. A grid without threadgroups queues nothing.
     pub(super) fn launch(&self, kernel: Kernel, flags: Flags, work: Work<'_>) -> Result<()> {
         if work.grid.contains(&0) {
             return Ok(());
@@ -156,7 +156,7 @@ impl GpuBackend {
             false => work.num_threads,
         };
         let nanoseconds = work.cost.nanoseconds();
-        if self.queued_nanoseconds.load(Ordering::Relaxed) + nanoseconds > self.patience.nanoseconds {
+        if self.queued_nanoseconds.load(Ordering::Relaxed) + nanoseconds > self.dispatch_budget.nanoseconds {
             self.commit()?;
         }
         self.queued_nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
@@ -184,7 +184,7 @@ impl GpuBackend {
         self.launch(kernel, Flags::default(), work)
     }
 
-    /// The compiled kernel. Nothing is locked meanwhile; the device sees to it that it compiles once.
+    /// The compiled kernel. No lock is held during compilation; the device compiles each kernel once.
     pub(super) fn pipeline(&self, kernel: Kernel, flags: Flags) -> Result<Pipeline> {
         if let Some(pipeline) = self.pipelines().get(&(kernel, flags)) {
             return Ok(*pipeline);
@@ -213,7 +213,7 @@ impl GpuBackend {
         self.filled(bytes.len(), |target| target.copy_from_slice(bytes))
     }
 
-    /// Time that was spent waiting for the device.
+    /// Time spent on waiting for the device.
     pub(crate) fn waiting_time(&self) -> Duration {
         Duration::from_nanos(self.waiting_nanoseconds.load(Ordering::Relaxed))
     }
@@ -224,7 +224,7 @@ impl GpuBackend {
         self.timed(|| self.gpu.read(buffer, 0, bytes))
     }
 
-    /// Copies from a shared buffer what finished work has written, without waiting for other work.
+    /// Copies from a shared buffer that finished work has written, without waiting for other work.
     pub(super) fn read_finished(&self, buffer: &GpuBuffer, offset: usize, bytes: &mut [u8]) -> Result<()> {
         let Some(host) = buffer.0.host() else {
             return self.timed(|| self.gpu.read_finished(buffer, offset, bytes));
@@ -255,7 +255,7 @@ impl GpuBackend {
         result
     }
 
-    /// Lets the device start on what is queued, and gives what to wait for.
+    /// Lets the device start on queued work. Returns a ticket to wait for.
     pub(super) fn commit(&self) -> Result<Ticket> {
         self.queued_nanoseconds.store(0, Ordering::Relaxed);
         self.gpu.commit()
@@ -267,7 +267,7 @@ impl GpuBackend {
         match buffer.0.host() {
             Some(host) => {
                 // SAFETY: the memory was just allocated with at least `len` zeroed bytes; nothing is queued that
-                // uses it, and nobody else has its address.
+                // uses it, and nothing else has its address.
                 fill(unsafe { std::slice::from_raw_parts_mut(host.as_ptr(), len) });
             }
             None => {

@@ -1,4 +1,4 @@
-//! How fast a GPU copies its memory.
+//! The bandwidth of a GPU's memory, measured by a copy.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::ops::bandwidth::{Bandwidth, MemoryBandwidth};
 
 impl Bandwidth for Arc<GpuBackend> {
     fn bandwidth(&self) -> Option<MemoryBandwidth> {
-        // What is measured against it is worth telling without it, too.
+        // Results are worth reporting without this number, too.
         let bytes_per_second = self.device().measure_copy_bandwidth().ok().flatten()?;
         Some(MemoryBandwidth { bytes_per_second, access: "copying" })
     }

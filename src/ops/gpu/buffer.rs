@@ -6,12 +6,12 @@ use super::{Binding, GpuBackend, GpuBuffer, Placement};
 use crate::ops::buffer::{Buffer, NewRows, Rows};
 use crate::{Error, Result};
 
-/// Memory for rows, and what it holds.
+/// Memory for rows, and its format.
 #[derive(Debug)]
 pub(crate) struct GpuRows {
     gpu: Arc<GpuBackend>,
     buffer: GpuBuffer,
-    /// Whether the rows are in half precision and in the order of a product's columns: for that product alone.
+    /// The format of a matmul for which the rows are packed in half precision, if they are.
     is_packed: bool,
 }
 
@@ -19,26 +19,26 @@ impl GpuRows {
     /// The values.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Internal`] if they were left for a product in another form.
+    /// [`crate::ErrorKind::Internal`] if they are packed for a matmul in another format.
     pub(crate) fn values(&self) -> Result<&GpuBuffer> {
         match self.is_packed {
             false => Ok(&self.buffer),
-            true => Err(Error::internal("a buffer is packed for a product, and something else reads it")),
+            true => Err(Error::internal("a buffer is packed for a matmul, and another op reads it")),
         }
     }
 
-    /// The memory for a product, and whether it is packed for it.
+    /// The memory for a matmul, and whether it is packed for it.
     pub(super) fn packed(&self) -> (&GpuBuffer, bool) {
         (&self.buffer, self.is_packed)
     }
 
-    /// The memory, to be written by a kernel.
+    /// The memory, for a kernel that writes it.
     pub(crate) fn target(&mut self) -> &GpuBuffer {
         self.is_packed = false;
         &self.buffer
     }
 
-    /// Says that a kernel has left the rows packed.
+    /// Records that a kernel has packed the rows.
     pub(crate) fn set_packed(&mut self, is_packed: bool) {
         self.is_packed = is_packed;
     }
@@ -70,12 +70,12 @@ impl NewRows for Arc<GpuBackend> {
     }
 }
 
-/// The values of a buffer, to be read.
+/// The values of a buffer, for reading.
 pub(super) fn read<'a>(gpu: &Arc<GpuBackend>, buffer: &'a Buffer) -> Result<Binding<'a>> {
     Ok(Binding::read(buffer.held().on(gpu)?.values()?))
 }
 
-/// The memory of a buffer, to be written.
+/// The memory of a buffer, for writing.
 pub(super) fn write<'a>(gpu: &Arc<GpuBackend>, buffer: &'a mut Buffer) -> Result<Binding<'a>> {
     Ok(Binding::write(buffer.held_mut().on_mut(gpu)?.target()))
 }

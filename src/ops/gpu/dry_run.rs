@@ -1,8 +1,7 @@
-//! Which kernels are needed, found by running ops on a device that does nothing, and compiling them ahead of time.
+//! Finds the kernels that ops need by a dry run on a device that computes nothing, and compiles them ahead of time.
 //!
-//! What is launched when is decided in one place, the launch code. A list of kernels beside it would be a second one,
-//! which could lack a kernel that then is compiled in the middle of a request. So the list is what the launch code
-//! itself asks a [`DryRun`] for.
+//! Only the launch code decides on kernels. A separate list could lack one, which would then be compiled in the middle
+//! of a request. So a [`DryRun`] records the kernels that the launch code requests.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -21,7 +20,7 @@ use super::{
 use crate::weights::SharedBytes;
 use crate::{Error, Result};
 
-/// Most threads that compile. The system's compiler is a process that works for all of them.
+/// Maximum threads that compile. The system's compiler is a process that works for all of them.
 const MAX_THREADS: usize = 8;
 
 /// A stand-in for a GPU. Memory has a size only; nothing is compiled, copied or computed.
@@ -31,7 +30,7 @@ pub(super) struct DryRun {
 }
 
 impl DryRun {
-    /// One for which the same is launched as for `gpu`.
+    /// A dry run with the same launches as `gpu`.
     pub(super) fn of(gpu: &Arc<dyn Gpu>) -> Self {
         Self { gpu: Arc::clone(gpu) }
     }
@@ -73,8 +72,8 @@ impl Gpu for DryRun {
         self.gpu.working_set_bytes()
     }
 
-    fn patience(&self) -> Duration {
-        self.gpu.patience()
+    fn dispatch_budget(&self) -> Duration {
+        self.gpu.dispatch_budget()
     }
 
     fn num_cores(&self) -> usize {
@@ -140,11 +139,11 @@ impl GpuBackend {
         self.compile(dry_run.kernels(), on_progress)
     }
 
-    /// Compiles kernels on several threads. `on_progress` hears how many of how many are compiled, in order but from
-    /// any of them, and says whether to go on.
+    /// Compiles kernels on several threads. Calls `on_progress` with the number of compiled kernels and of all, in
+    /// order but from any thread; it returns whether to continue.
     ///
     /// # Errors
-    /// The first one of the device.
+    /// The device's first error.
     pub(super) fn compile(
         &self,
         kernels: Vec<(Kernel, Flags)>,
@@ -153,17 +152,17 @@ impl GpuBackend {
         let kernels = in_turns(kernels);
         let (next, num_done, failure) = (AtomicUsize::new(0), Mutex::new(0), Mutex::new(None));
         let work = || {
-            // Taking what is beyond the end ends every thread.
+            // An index past the end stops every thread.
             while let Some((kernel, flags)) = kernels.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let compiled = self.pipeline(*kernel, *flags);
-                // Under the lock, so that they are heard in order.
+                // Under the lock, so that calls are in order.
                 let mut num_done = num_done.lock().unwrap_or_else(PoisonError::into_inner);
                 *num_done += 1;
-                let goes_on = compiled.is_ok() && on_progress(*num_done, kernels.len());
+                let continues = compiled.is_ok() && on_progress(*num_done, kernels.len());
                 if let Err(error) = compiled {
                     failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
                 }
-                if !goes_on {
+                if !continues {
                     next.store(kernels.len(), Ordering::Relaxed);
                 }
             }
@@ -179,8 +178,8 @@ impl GpuBackend {
     }
 }
 
-/// A kernel of each library, then the second of each, and so on: the first of each has to wait for its library, and
-/// threads shall not wait for the same one.
+/// A kernel of each library, then the second of each, and so on: the first of each waits for its library, and threads
+/// should not wait for the same one.
 fn in_turns(mut kernels: Vec<(Kernel, Flags)>) -> Vec<(Kernel, Flags)> {
     kernels.sort_by_cached_key(|(kernel, flags)| (kernel.function(), *flags));
     let mut num_before: HashMap<&str, usize> = HashMap::new();

@@ -39,7 +39,7 @@ impl Embed for Arc<GpuBackend> {
             scale,
         };
         let buffers = [table.binding(), token_ids, buffer::write(self, out)?];
-        // A threadgroup has 32 units in the order of rows, and in tiles of 64 or 128 columns eight pieces.
+        // A threadgroup has 32 units in row order, or eight fragments in tiles of 64 or 128 columns.
         let (kernel, num_groups) = if table.is_tiled() {
             let num_tiles = table.cols().div_ceil(tile_columns(table.dtype()));
             (Kernel::EmbedTiled(table.dtype()), num_tiles.div_ceil(8))

@@ -1,4 +1,4 @@
-//! Latent attention with keys and values.
+//! Latent attention with expanded keys and values.
 
 use std::sync::Arc;
 

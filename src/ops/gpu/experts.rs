@@ -1,11 +1,11 @@
-//! Experts: the products of each one's tokens side by side.
+//! Experts: grouped matmuls of each expert's tokens.
 
 use std::sync::Arc;
 
 use super::backend::GpuBackend;
-use super::linear::{LinearScratch as OwnScratch, norm_of, part};
-use super::matmul::{Operands, Part, Stacked, matmul, swiglu};
-use super::routing::{GpuRouting, RouterForm, RoutingSizes};
+use super::linear::{LinearScratch as OwnScratch, norm_of, projection};
+use super::matmul::{GpuProjection, Operands, Stacked, matmul, swiglu};
+use super::routing::{GpuRouting, RouterRule, RoutingSizes};
 use super::{Binding, buffer};
 use crate::config::{Activation, ExpertsConfig, Scoring};
 use crate::ops::buffer::Buffer;
@@ -14,7 +14,7 @@ use crate::ops::linear::LinearScratch;
 use crate::ops::weights::{LinearStack, RmsNorm, Vector};
 use crate::{Error, Result};
 
-/// Operands of a product with experts. Rows and places need not be as many.
+/// Operands of a matmul with experts. The numbers of rows and of slots may differ.
 fn grouped<'a>(
     gpu: &Arc<GpuBackend>,
     scratch: &'a OwnScratch,
@@ -33,8 +33,8 @@ fn grouped<'a>(
         out: buffer::write(gpu, out)?,
         is_half: false,
         stacked: groups,
-        rounded: scratch.rounded(),
-        is_rounded: false,
+        packed: scratch.packed(),
+        is_packed: false,
     })
 }
 
@@ -64,7 +64,7 @@ impl ExpertOps for Arc<GpuBackend> {
         routing: &mut GpuRouting,
     ) -> Result<()> {
         let config = &router.config;
-        routing.check_room(num_rows)?;
+        routing.check_capacity(num_rows)?;
         let logits = Operands {
             num_tokens: num_rows,
             x: buffer::read(self, x)?,
@@ -74,11 +74,11 @@ impl ExpertOps for Arc<GpuBackend> {
             out_stride: config.num_experts,
             is_half: false,
             stacked: Stacked::No,
-            rounded: scratch.held().on(self)?.rounded(),
-            is_rounded: false,
+            packed: scratch.held().on(self)?.packed(),
+            is_packed: false,
         };
-        matmul(self, &[part(self, &router.linear, 0)?], &logits)?;
-        let form = RouterForm {
+        matmul(self, &[projection(self, &router.linear, 0)?], &logits)?;
+        let rule = RouterRule {
             is_sigmoid: config.scoring == Scoring::Sigmoid,
             normalizes: config.normalize,
             bias: router.selection_bias.as_ref().map(|bias| bound(self, bias)).transpose()?,
@@ -89,7 +89,7 @@ impl ExpertOps for Arc<GpuBackend> {
             num_open_groups: config.num_groups_per_tok,
             scale: config.scale,
         };
-        routing.choose(self, num_rows, form)
+        routing.choose(self, num_rows, rule)
     }
 
     fn experts_gated(
@@ -107,7 +107,7 @@ impl ExpertOps for Arc<GpuBackend> {
         let routing = routing.held().on(self)?;
         let stacks = [gate.weight.held().on(self)?.stack(), up.weight.held().on(self)?.stack()];
         let has_one_format = stacks[0].matrix().dtype() == stacks[1].matrix().dtype();
-        let parts = stacks.map(Part::of_stack);
+        let projections = stacks.map(GpuProjection::of_stack);
         let biases = gate.bias.as_ref().zip(up.bias.as_ref());
         let biases =
             biases.map(|(gate, up)| Ok::<_, Error>([bound(self, gate)?, bound(self, up)?])).transpose()?;
@@ -120,11 +120,11 @@ impl ExpertOps for Arc<GpuBackend> {
         let groups = Stacked::Groups(routing.groups(true));
         let operands = grouped(self, scratch, num_rows, x, Some(norm), groups, out)?;
         if is_fused {
-            return swiglu(self, parts, &operands, None).map(drop);
+            return swiglu(self, projections, &operands, None).map(drop);
         }
         let up_out = scratch.up()?;
-        matmul(self, &parts[..1], &operands)?;
-        matmul(self, &parts[1..], &Operands { out: Binding::write(up_out), ..operands })?;
+        matmul(self, &projections[..1], &operands)?;
+        matmul(self, &projections[1..], &Operands { out: Binding::write(up_out), ..operands })?;
         routing.gated(self, num_rows, width, activation, biases, up_out, operands.out)
     }
 
@@ -134,16 +134,16 @@ impl ExpertOps for Arc<GpuBackend> {
         routing: &Routing,
         h: &Buffer,
         down: &LinearStack,
-        products: &mut Buffer,
+        projected: &mut Buffer,
         x: &mut Buffer,
     ) -> Result<()> {
         let (num_rows, hidden) = (routing.num_rows(), x.width());
         let routing = routing.held().on(self)?;
         let groups = Stacked::Groups(routing.groups(false));
-        let operands = grouped(self, scratch.held().on(self)?, num_rows, h, None, groups, products)?;
-        matmul(self, &[Part::of_stack(down.weight.held().on(self)?.stack())], &operands)?;
-        let (products, x) = (products.held().on(self)?.values()?, x.held().on(self)?.values()?);
+        let operands = grouped(self, scratch.held().on(self)?, num_rows, h, None, groups, projected)?;
+        matmul(self, &[GpuProjection::of_stack(down.weight.held().on(self)?.stack())], &operands)?;
+        let (projected, x) = (projected.held().on(self)?.values()?, x.held().on(self)?.values()?);
         let bias = down.bias.as_ref().map(|bias| bound(self, bias)).transpose()?;
-        routing.combine(self, num_rows, hidden, products, bias, x)
+        routing.combine(self, num_rows, hidden, projected, bias, x)
     }
 }

@@ -1,4 +1,4 @@
-//! What is between the two halves of a gated network.
+//! The activation between the two halves of a gated network.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::ops::gated::Gated;
 #[repr(C)]
 struct GatedArgs {
     width: u32,
-    form: [f32; 4],
+    formula: [f32; 4],
 }
 
 impl Gated for Arc<GpuBackend> {
@@ -30,7 +30,7 @@ impl Gated for Arc<GpuBackend> {
         out: &mut Buffer,
     ) -> Result<()> {
         let width = out.width();
-        let args = GatedArgs { width: width as u32, form: activation.form().to_array() };
+        let args = GatedArgs { width: width as u32, formula: activation.formula().to_array() };
         let buffers = [Binding::read(halves.held().on(self)?.values()?), buffer::write(self, out)?];
         let cost = Cost::bytes(3 * 4 * num_rows * width);
         let grid = [width.div_ceil(32), num_rows, 1];

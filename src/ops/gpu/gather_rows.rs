@@ -1,4 +1,4 @@
-//! The rows of a step that go on.
+//! Gathers the rows of a step that the following ops need.
 
 use std::sync::Arc;
 

@@ -1,11 +1,11 @@
-//! Products of heads, each with a matrix of its own.
+//! Matmuls of heads, each with a matrix of its own.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::backend::GpuBackend;
 use super::linear::operands;
-use super::matmul::{Operands, Part, Stacked, matmul};
+use super::matmul::{GpuProjection, Operands, Stacked, matmul};
 use crate::Result;
 use crate::ops::buffer::Buffer;
 use crate::ops::heads_linear::{Heads, HeadsLinear};
@@ -23,8 +23,8 @@ impl HeadsLinear for Arc<GpuBackend> {
         out_stride: usize,
     ) -> Result<()> {
         let stacked = Stacked::Heads { num_heads: heads.len(), x_stride: x.stride, out_stride };
-        let part = Part::of_stack(heads.held().on(self)?.stack());
+        let projection = GpuProjection::of_stack(heads.held().on(self)?.stack());
         let operands = operands(self, scratch.held().on(self)?, rows.end, x.rows, None, out)?.of_rows(rows);
-        matmul(self, &[part], &Operands { stacked, ..operands })
+        matmul(self, &[projection], &Operands { stacked, ..operands })
     }
 }

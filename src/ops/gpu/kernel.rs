@@ -2,8 +2,8 @@
 
 use super::attention::{DECODE_LATENT_HEADS, PREFILL_THREADS, Variant, max_decode_dim};
 use super::backend::Flags;
-use super::matmul::Form;
-use super::matmul::rounded::{self, Pairs};
+use super::matmul::MatmulVariant;
+use super::matmul::packed_activations::{self, Pairs};
 use super::{Constant, Library, Probe};
 use crate::ops::KvCacheDType;
 use crate::weights::DType;
@@ -72,7 +72,7 @@ pub static LIBRARIES: [&Library; 11] = [
     &SAMPLING,
 ];
 
-/// A kernel and the variant of it.
+/// A kernel and its variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Kernel {
     /// `last` is the format of the third matrix if it has another one.
@@ -94,25 +94,25 @@ pub(super) enum Kernel {
         format: DType,
         tokens: usize,
     },
-    TensorProduct {
+    TensorMatmul {
         format: DType,
         last: Option<DType>,
-        form: Form,
+        variant: MatmulVariant,
     },
-    /// `next` is for what product results are rounded, if they are.
+    /// `next` is the order in which results are packed for a matmul, if they are.
     TensorSwiglu {
         format: DType,
-        form: Form,
+        variant: MatmulVariant,
         next: Option<Pairs>,
     },
-    RoundRows(Pairs),
-    RoundInOrder(Pairs),
-    AddParts {
-        num_parts: usize,
+    PackRows(Pairs),
+    PackInOrder(Pairs),
+    ReduceSplits {
+        num_k_splits: usize,
     },
     RopeKvWrite(KvCacheDType),
     Embed(DType),
-    /// Of a table in tiles.
+    /// For a table in tiles.
     EmbedTiled(DType),
     GatherRows,
     SiluMul,
@@ -169,14 +169,14 @@ impl Kernel {
         match self {
             Self::Matvec { .. } | Self::MatvecSwiglu { .. } => &MATVEC,
             Self::Matmul { .. } | Self::MatmulSwiglu { .. } => &MATMUL,
-            Self::TensorProduct { form, .. } | Self::TensorSwiglu { form, .. } => match form {
-                Form::Few { .. } => &FEW_ROWS,
-                Form::Several { .. } => &SEVERAL_ROWS,
-                Form::Many { .. } => &MANY_ROWS,
+            Self::TensorMatmul { variant, .. } | Self::TensorSwiglu { variant, .. } => match variant {
+                MatmulVariant::Few { .. } => &FEW_ROWS,
+                MatmulVariant::Several { .. } => &SEVERAL_ROWS,
+                MatmulVariant::Many { .. } => &MANY_ROWS,
             },
-            Self::RoundRows(_) => &MANY_ROWS,
-            Self::RoundInOrder(_) => &FEW_ROWS,
-            Self::AddParts { .. } => &SEVERAL_ROWS,
+            Self::PackRows(_) => &MANY_ROWS,
+            Self::PackInOrder(_) => &FEW_ROWS,
+            Self::ReduceSplits { .. } => &SEVERAL_ROWS,
             Self::RopeKvWrite(_) => &ROPE,
             Self::EmbedTiled(_) => &EMBED,
             Self::Embed(_)
@@ -210,17 +210,17 @@ impl Kernel {
             Self::MatvecSwiglu { format, columns } => format!("matvec_swiglu_{format}_{columns}"),
             Self::Matmul { format, last, tokens } => format!("matmul_{}_{tokens}", mixed(format, last)),
             Self::MatmulSwiglu { format, tokens } => format!("matmul_swiglu_{format}_{tokens}"),
-            Self::TensorProduct { format, last, form } => {
-                let (front, behind) = form.names();
-                format!("{front}_{}{behind}", mixed(format, last))
+            Self::TensorMatmul { format, last, variant } => {
+                let (prefix, suffix) = variant.names();
+                format!("{prefix}_{}{suffix}", mixed(format, last))
             }
-            Self::TensorSwiglu { format, form, .. } => {
-                let (front, behind) = form.names();
-                format!("{front}_swiglu_{format}{behind}")
+            Self::TensorSwiglu { format, variant, .. } => {
+                let (prefix, suffix) = variant.names();
+                format!("{prefix}_swiglu_{format}{suffix}")
             }
-            Self::RoundRows(pairs) => format!("round_rows_{}", pairs.name()),
-            Self::RoundInOrder(pairs) => format!("round_in_order_{}", pairs.name()),
-            Self::AddParts { .. } => "add_parts".to_owned(),
+            Self::PackRows(pairs) => format!("pack_rows_{}", pairs.name()),
+            Self::PackInOrder(pairs) => format!("pack_in_order_{}", pairs.name()),
+            Self::ReduceSplits { .. } => "reduce_splits".to_owned(),
             Self::RopeKvWrite(dtype) => format!("rope_kv_write_{dtype}"),
             Self::Embed(format) => format!("embed_{format}"),
             Self::EmbedTiled(format) => format!("embed_tiled_{format}"),
@@ -259,35 +259,41 @@ impl Kernel {
         }
     }
 
-    /// Whether any number of threads computes the same, so that a device may have fewer than are asked for. What
-    /// other kernels compute is laid out for a certain number, [`Self::MAX_THREADS`] or fewer.
+    /// Whether results are the same for any number of threads, so that a device may run fewer than requested. Other
+    /// kernels need their number of threads, which is [`Self::MAX_THREADS`] or less.
     pub(super) fn takes_any_threads(self) -> bool {
         matches!(self, Self::Sample)
     }
 
-    /// The most that a kernel is launched with if it does not take any number: what every Apple GPU allows, however
-    /// many registers a thread takes.
+    /// The maximum threads of kernels that need a fixed number: the limit that every Apple GPU allows, for any number
+    /// of registers per thread.
     const MAX_THREADS: usize = 384;
 
-    /// Threads that a device has to allow.
+    /// Threads that a device must allow.
     pub(super) fn threads_needed(self) -> usize {
         match self {
             Self::PrefillAttention { .. } => PREFILL_THREADS,
-            Self::TensorProduct { form, .. } | Self::TensorSwiglu { form, .. } => form.num_threads(),
-            Self::RoundInOrder(_) => rounded::NUM_THREADS_IN_ORDER,
+            Self::TensorMatmul { variant, .. } | Self::TensorSwiglu { variant, .. } => variant.num_threads(),
+            Self::PackInOrder(_) => packed_activations::NUM_THREADS_IN_ORDER,
             _ if self.takes_any_threads() => 32,
             _ => Self::MAX_THREADS,
         }
     }
 
-    /// The values of the kernel's function constants: as many of the flags as it has, and numbers.
+    /// The values of the kernel's function constants: its flags, and numbers.
     pub(super) fn constants(self, flags: Flags) -> Vec<Constant> {
         let num_flags = match self {
-            Self::TensorProduct { form: Form::Few { .. }, .. }
-            | Self::TensorSwiglu { form: Form::Few { .. }, .. } => 6,
-            Self::TensorProduct { form: Form::Several { .. } | Form::Many { .. }, .. }
-            | Self::TensorSwiglu { form: Form::Several { .. } | Form::Many { .. }, .. }
-            | Self::AddParts { .. }
+            Self::TensorMatmul { variant: MatmulVariant::Few { .. }, .. }
+            | Self::TensorSwiglu { variant: MatmulVariant::Few { .. }, .. } => 6,
+            Self::TensorMatmul {
+                variant: MatmulVariant::Several { .. } | MatmulVariant::Many { .. },
+                ..
+            }
+            | Self::TensorSwiglu {
+                variant: MatmulVariant::Several { .. } | MatmulVariant::Many { .. },
+                ..
+            }
+            | Self::ReduceSplits { .. }
             | Self::Matmul { .. }
             | Self::MatmulSwiglu { .. }
             | Self::DecodeAttention { .. }
@@ -295,10 +301,9 @@ impl Kernel {
             Self::Matvec { .. } | Self::MatvecSwiglu { .. } => 4,
             Self::FlashAttention { .. } | Self::PrefillAttention { .. } => 3,
             Self::RopeKvWrite(_) | Self::PagedAttention { .. } => 2,
-            Self::RoundRows(_)
-            | Self::RoundInOrder(_)
-            | Self::LatentKvWrite(_)
-            | Self::PagedAttentionMerge => 1,
+            Self::PackRows(_) | Self::PackInOrder(_) | Self::LatentKvWrite(_) | Self::PagedAttentionMerge => {
+                1
+            }
             _ => 0,
         };
         let flags = (0..).zip(flags.first(num_flags)).map(|(index, flag)| Constant::Bool(index, flag));
@@ -307,22 +312,28 @@ impl Kernel {
             Self::PrefillAttention { head_dim, value_dim, next, .. } => {
                 vec![head_dim, value_dim, next.map_or(0, Pairs::apart)]
             }
-            Self::TensorSwiglu { form: Form::Many { num_parts, cluster, .. }, next, .. } => {
-                vec![next.map_or(0, Pairs::apart), num_parts, cluster]
+            Self::TensorSwiglu {
+                variant: MatmulVariant::Many { num_k_splits, cluster, .. }, next, ..
+            } => {
+                vec![next.map_or(0, Pairs::apart), num_k_splits, cluster]
             }
-            Self::TensorProduct { form: Form::Many { num_parts, cluster, .. }, .. } => {
-                vec![0, num_parts, cluster]
+            Self::TensorMatmul { variant: MatmulVariant::Many { num_k_splits, cluster, .. }, .. } => {
+                vec![0, num_k_splits, cluster]
             }
             Self::DecodeLatentAttention { row_dim, value_dim, .. } => vec![row_dim, value_dim],
-            Self::TensorProduct { form: Form::Few { num_stages, own_eights, .. }, .. }
-            | Self::TensorSwiglu { form: Form::Few { num_stages, own_eights, .. }, .. } => {
+            Self::TensorMatmul { variant: MatmulVariant::Few { num_stages, own_eights, .. }, .. }
+            | Self::TensorSwiglu { variant: MatmulVariant::Few { num_stages, own_eights, .. }, .. } => {
                 vec![num_stages, own_eights]
             }
-            Self::TensorProduct { form: Form::Several { num_stages, num_parts, .. }, .. }
-            | Self::TensorSwiglu { form: Form::Several { num_stages, num_parts, .. }, .. } => {
-                vec![num_parts, num_stages]
+            Self::TensorMatmul {
+                variant: MatmulVariant::Several { num_stages, num_k_splits, .. }, ..
             }
-            Self::AddParts { num_parts } => vec![num_parts],
+            | Self::TensorSwiglu {
+                variant: MatmulVariant::Several { num_stages, num_k_splits, .. }, ..
+            } => {
+                vec![num_k_splits, num_stages]
+            }
+            Self::ReduceSplits { num_k_splits } => vec![num_k_splits],
             Self::DecodeAttention { head_dim, next, .. } => {
                 vec![head_dim, next.map_or(0, Pairs::apart)]
             }

@@ -1,7 +1,8 @@
 //! The keys and values of a layer in a GPU's memory: K and V both `[kv_head][slot][head_dim]` in a block.
 //!
-//! Of q8_0 a value is a byte, its code with 128 added, and behind all blocks of a pool are the scales of their rows: one in
-//! half precision for each 32 values, an even number for each row. Blocks are filled up to whole units of 16 bytes of both.
+//! A value of q8_0 is a byte, its code with 128 added. The scales of a pool's rows follow all of its blocks: one in
+//! half precision for each 32 values, padded to an even number for each row. Blocks are padded to units of 16 bytes,
+//! for both.
 
 use std::sync::Arc;
 
@@ -14,7 +15,10 @@ use super::cost::Cost;
 use super::kernel::Kernel;
 use super::{Binding, GpuBuffer, Placement};
 use crate::ops::cpu::paged_cache::KvLayout;
-use crate::ops::kv_cache::{CacheOps, DevicePools, row_block_bytes, row_block_parts, row_block_rows};
+use crate::ops::device::{Held, LayerPools};
+use crate::ops::kv_cache::{
+    CacheOps, DevicePools, HostAllocator, row_block_bytes, row_block_rows, row_block_sizes,
+};
 use crate::{Error, Result};
 
 /// The blocks of a layer.
@@ -24,7 +28,7 @@ pub(crate) struct GpuPools {
     layout: KvLayout,
     num_blocks: usize,
     k: GpuBuffer,
-    /// None if values are the first ones of the keys.
+    /// None if the values are the first ones of the keys.
     v: Option<GpuBuffer>,
 }
 
@@ -49,7 +53,7 @@ impl GpuPools {
 impl GpuPools {
     fn pages(&self) -> Pages {
         let KvLayout { block_size, num_kv_heads, head_dim, .. } = self.layout;
-        let [values, _] = row_block_parts(&self.layout);
+        let [values, _] = row_block_sizes(&self.layout);
         Pages {
             num_kv_heads: num_kv_heads as u32,
             block_size: block_size as u32,
@@ -63,24 +67,35 @@ impl GpuPools {
         std::iter::once(&self.k).chain(&self.v)
     }
 
-    /// What a block has in each buffer: the buffer, where its blocks begin, and bytes of one.
-    fn parts(&self) -> impl Iterator<Item = (&GpuBuffer, usize, usize)> {
-        let [values, scales] = row_block_parts(&self.layout);
+    /// The buffers of layers that all have this layout.
+    fn buffers_of<'a>(&self, layers: &'a [Held<LayerPools>]) -> Result<Vec<&'a GpuBuffer>> {
+        let pools = layers.iter().map(|layer| layer.on(&self.gpu)).collect::<Result<Vec<&Self>>>()?;
+        Ok(pools.into_iter().flat_map(Self::buffers).collect())
+    }
+
+    /// The ranges of a block in a buffer, values and scales: the offset of block 0 and the bytes of a block.
+    fn ranges_of_a_buffer(&self) -> impl Iterator<Item = (usize, usize)> + Clone + use<> {
+        let [values, scales] = row_block_sizes(&self.layout);
         let begin_of_scales = self.num_blocks * values;
-        let parts = [(0, values), (begin_of_scales, scales)].into_iter().filter(|(_, len)| *len > 0);
-        self.buffers().flat_map(move |pool| parts.clone().map(move |(begin, len)| (pool, begin, len)))
+        [(0, values), (begin_of_scales, scales)].into_iter().filter(|(_, len)| *len > 0)
+    }
+
+    /// The same for each buffer.
+    fn ranges(&self) -> impl Iterator<Item = (&GpuBuffer, usize, usize)> {
+        let ranges = self.ranges_of_a_buffer();
+        self.buffers().flat_map(move |pool| ranges.clone().map(move |(begin, len)| (pool, begin, len)))
     }
 }
 
 impl DevicePools for GpuPools {
     fn copy_block(&mut self, source: usize, target: usize) -> Result<()> {
-        self.parts().try_for_each(|(pool, begin, len)| {
+        self.ranges().try_for_each(|(pool, begin, len)| {
             copy_block(&self.gpu, pool, begin, len, source as u32, target as u32)
         })
     }
 
     fn block_bytes(&self) -> usize {
-        self.parts().map(|(_, _, len)| len).sum()
+        self.ranges().map(|(_, _, len)| len).sum()
     }
 
     fn read_block(&self, block: usize, bytes: &mut [u8]) -> Result<()> {
@@ -88,17 +103,17 @@ impl DevicePools for GpuPools {
         self.read_blocks(&mut [(block, bytes)])
     }
 
-    fn read_blocks(&self, parts: &mut [(usize, &mut [u8])]) -> Result<()> {
-        let mut pieces = Vec::new();
-        for (block, bytes) in parts {
+    fn read_blocks(&self, blocks: &mut [(usize, &mut [u8])]) -> Result<()> {
+        let mut ranges = Vec::new();
+        for (block, bytes) in blocks {
             let mut rest = &mut **bytes;
-            for (pool, begin, len) in self.parts() {
+            for (pool, begin, len) in self.ranges() {
                 let (own, others) = rest.split_at_mut(len);
-                pieces.push((pool, begin + *block * len, own));
+                ranges.push((pool, begin + *block * len, own));
                 rest = others;
             }
         }
-        self.gpu.device().read_finished_pieces(&mut pieces)
+        self.gpu.device().read_finished_ranges(&mut ranges)
     }
 
     fn wait(&self) -> Result<()> {
@@ -106,31 +121,35 @@ impl DevicePools for GpuPools {
         device.wait(device.commit()?)
     }
 
-    fn allocate_host(&self, num_bytes: usize) -> Result<GpuBuffer> {
-        self.gpu.device().allocate_host(num_bytes)
+    fn host_allocator(&self) -> Result<HostAllocator> {
+        let gpu = Arc::clone(&self.gpu);
+        Ok(Box::new(move |num_bytes| gpu.device().allocate_host(num_bytes)))
     }
 
-    fn copy_out(&self, block: usize, target: (&GpuBuffer, usize)) -> Result<()> {
+    /// Values of all layers, then scales of all layers: one copy each.
+    fn copy_out(&self, layers: &[Held<LayerPools>], block: usize, target: (&GpuBuffer, usize)) -> Result<()> {
+        let buffers = self.buffers_of(layers)?;
         let mut at = target.1;
-        for (pool, begin, len) in self.parts() {
-            self.gpu.device().copy((pool, begin + block * len), (target.0, at), len)?;
-            at += len;
+        for (begin, len) in self.ranges_of_a_buffer() {
+            self.gpu.device().gather(&buffers, begin + block * len, (target.0, at), len)?;
+            at += buffers.len() * len;
         }
         Ok(())
     }
 
-    fn copy_in(&mut self, block: usize, source: (&GpuBuffer, usize)) -> Result<()> {
+    fn copy_in(&self, layers: &[Held<LayerPools>], block: usize, source: (&GpuBuffer, usize)) -> Result<()> {
+        let buffers = self.buffers_of(layers)?;
         let mut at = source.1;
-        for (pool, begin, len) in self.parts() {
-            self.gpu.device().copy((source.0, at), (pool, begin + block * len), len)?;
-            at += len;
+        for (begin, len) in self.ranges_of_a_buffer() {
+            self.gpu.device().scatter((source.0, at), &buffers, begin + block * len, len)?;
+            at += buffers.len() * len;
         }
         Ok(())
     }
 
     fn write_block(&mut self, block: usize, bytes: &[u8]) -> Result<()> {
         let mut rest = bytes;
-        for (pool, begin, len) in self.parts() {
+        for (pool, begin, len) in self.ranges() {
             let (own, others) = rest.split_at(len);
             self.gpu.device().write(pool, begin + block * len, own)?;
             rest = others;
@@ -140,15 +159,22 @@ impl DevicePools for GpuPools {
 }
 
 impl CacheOps for Arc<GpuBackend> {
-    fn pools(&self, layout: KvLayout, num_blocks: usize) -> Result<GpuPools> {
+    fn pools(&self, layout: KvLayout, num_blocks: usize, num_layers: usize) -> Result<Vec<GpuPools>> {
         let len = row_block_bytes(&layout) * num_blocks;
-        let allocate = || self.device().allocate(len.max(16), Placement::Private);
-        let v = layout.has_values.then(allocate).transpose()?;
-        Ok(GpuPools { gpu: Self::clone(self), layout, num_blocks, k: allocate()?, v })
+        let per_layer = if layout.has_values { 2 } else { 1 };
+        let buffers =
+            self.device().allocate_several(len.max(16), num_layers * per_layer, Placement::Private)?;
+        let mut buffers = buffers.into_iter();
+        let mut pools = Vec::with_capacity(num_layers);
+        while let Some(k) = buffers.next() {
+            let v = layout.has_values.then(|| buffers.next()).flatten();
+            pools.push(GpuPools { gpu: Self::clone(self), layout, num_blocks, k, v });
+        }
+        Ok(pools)
     }
 }
 
-/// Copies block `source` to `target` among blocks of `block_bytes`, a multiple of 16, that begin at `begin` of a pool.
+/// Copies block `source` to `target` among blocks of `block_bytes`, a multiple of 16, from offset `begin` of a pool on.
 fn copy_block(
     gpu: &GpuBackend,
     pool: &GpuBuffer,

@@ -1,4 +1,4 @@
-//! What happens between the projections of latent attention and attention itself.
+//! Norms, rotation and the write to the cache, between the projections of latent attention and attention.
 
 use std::sync::Arc;
 

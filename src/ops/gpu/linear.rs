@@ -1,27 +1,27 @@
-//! Products with weights.
+//! Matmuls with weights.
 
 use std::sync::Arc;
 
 use super::backend::GpuBackend;
 use super::buffer;
-use super::matmul::{Operands, Part, Rounded, Stacked, matmul, silu_mul, swiglu};
+use super::matmul::{GpuProjection, Operands, PackedActivations, Stacked, matmul, silu_mul, swiglu};
 use super::{Access, Binding, GpuBuffer, Placement};
 use crate::ops::buffer::Buffer;
 use crate::ops::linear::{LinearOps, LinearScratch as AnyScratch, side_by_side};
 use crate::ops::weights::{Linear, Matrix, RmsNorm};
 use crate::{Error, Result};
 
-/// What products need.
+/// The memory that matmuls need.
 #[derive(Debug)]
 pub(crate) struct LinearScratch {
-    /// One half of a gated product whose matrices have two formats, if there is one.
+    /// The up half of a gated matmul whose matrices have two formats, if there is one.
     up: Option<GpuBuffer>,
-    /// The activations of products with many rows, if the device has kernels that take them so.
-    rounded: Option<Rounded>,
+    /// Packed activations of matmuls with many rows, if the device has kernels for them.
+    packed: Option<PackedActivations>,
 }
 
 impl LinearScratch {
-    /// Makes room for one half of a gated product: as much as `out` has for the other one.
+    /// Reserves space for the up half of a gated matmul: the size of `out`, which has the gate.
     pub(super) fn reserve_up(&mut self, gpu: &GpuBackend, out: &Buffer) -> Result<()> {
         let len = (4 * out.max_rows() * out.width()).max(16);
         if self.up.as_ref().is_none_or(|up| up.len() < len) {
@@ -30,20 +30,24 @@ impl LinearScratch {
         Ok(())
     }
 
-    /// What [`Self::reserve_up`] made room for.
+    /// The space that [`Self::reserve_up`] reserved.
     pub(super) fn up(&self) -> Result<&GpuBuffer> {
-        self.up.as_ref().ok_or_else(|| Error::internal("one half of a product has no memory"))
+        self.up.as_ref().ok_or_else(|| Error::internal("one half of a gated matmul has no memory"))
     }
 
-    pub(super) fn rounded(&self) -> Option<&Rounded> {
-        self.rounded.as_ref()
+    pub(super) fn packed(&self) -> Option<&PackedActivations> {
+        self.packed.as_ref()
     }
 }
 
-/// A matrix of a product, with its bias.
-pub(super) fn part<'a>(gpu: &Arc<GpuBackend>, linear: &'a Linear, out_offset: usize) -> Result<Part<'a>> {
+/// A matrix of a matmul, with its bias.
+pub(super) fn projection<'a>(
+    gpu: &Arc<GpuBackend>,
+    linear: &'a Linear,
+    out_offset: usize,
+) -> Result<GpuProjection<'a>> {
     let bias = linear.bias.as_ref().map(|bias| Ok::<_, Error>(Binding::read(bias.held().on(gpu)?)));
-    Ok(Part::new(linear.weight.held().on(gpu)?).at(out_offset).with_bias(bias.transpose()?))
+    Ok(GpuProjection::new(linear.weight.held().on(gpu)?).at(out_offset).with_bias(bias.transpose()?))
 }
 
 /// The weights of a norm and its epsilon.
@@ -51,7 +55,7 @@ pub(super) fn norm_of<'a>(gpu: &Arc<GpuBackend>, norm: &'a RmsNorm) -> Result<(B
     Ok((Binding::read(norm.weight.held().on(gpu)?), norm.eps))
 }
 
-/// Operands of a product that writes its output. `x` may be packed for it, if there is no norm.
+/// Operands of a matmul that overwrites its output. `x` may be packed for it, if there is no norm.
 pub(super) fn operands<'a>(
     gpu: &Arc<GpuBackend>,
     scratch: &'a LinearScratch,
@@ -68,7 +72,7 @@ pub(super) fn operands<'a>(
         )));
     }
     let rows = x.held().on(gpu)?;
-    let (x_buffer, is_rounded) = match norm {
+    let (x_buffer, is_packed) = match norm {
         None => rows.packed(),
         Some(_) => (rows.values()?, false),
     };
@@ -81,14 +85,14 @@ pub(super) fn operands<'a>(
         out: buffer::write(gpu, out)?,
         is_half: false,
         stacked: Stacked::No,
-        rounded: scratch.rounded(),
-        is_rounded,
+        packed: scratch.packed(),
+        is_packed,
     })
 }
 
 impl LinearOps for Arc<GpuBackend> {
     fn linear_scratch(&self, max_rows: usize, max_cols: usize) -> Result<LinearScratch> {
-        Ok(LinearScratch { up: None, rounded: Rounded::new(self, max_rows, max_cols)? })
+        Ok(LinearScratch { up: None, packed: PackedActivations::new(self, max_rows, max_cols)? })
     }
 
     fn reserve_groups(
@@ -98,7 +102,7 @@ impl LinearOps for Arc<GpuBackend> {
         max_rows: usize,
         max_cols: usize,
     ) -> Result<()> {
-        Rounded::reserve(&mut scratch.rounded, self, max_rows, max_cols)
+        PackedActivations::reserve(&mut scratch.packed, self, max_rows, max_cols)
     }
 
     fn norm_linear<const N: usize>(
@@ -110,9 +114,9 @@ impl LinearOps for Arc<GpuBackend> {
         linears: [&Linear; N],
         out: &mut Buffer,
     ) -> Result<()> {
-        let parts = side_by_side(linears, |linear, out_offset| part(self, linear, out_offset))?;
+        let projections = side_by_side(linears, |linear, out_offset| projection(self, linear, out_offset))?;
         let operands = operands(self, scratch.held().on(self)?, num_rows, x, norm, out)?;
-        matmul(self, &parts, &operands)
+        matmul(self, &projections, &operands)
     }
 
     fn linear(
@@ -124,7 +128,7 @@ impl LinearOps for Arc<GpuBackend> {
         out: &mut Buffer,
     ) -> Result<()> {
         let operands = operands(self, scratch.held().on(self)?, num_rows, h, None, out)?;
-        matmul(self, &[part(self, linear, 0)?], &operands)
+        matmul(self, &[projection(self, linear, 0)?], &operands)
     }
 
     fn linear_residual(
@@ -137,7 +141,7 @@ impl LinearOps for Arc<GpuBackend> {
     ) -> Result<()> {
         let mut operands = operands(self, scratch.held().on(self)?, num_rows, h, None, x)?;
         operands.out.access = Access::ReadWrite;
-        matmul(self, &[part(self, linear, 0)?], &operands)
+        matmul(self, &[projection(self, linear, 0)?], &operands)
     }
 
     fn norm_swiglu(
@@ -151,13 +155,13 @@ impl LinearOps for Arc<GpuBackend> {
         reader: Option<&Linear>,
         out: &mut Buffer,
     ) -> Result<()> {
-        let parts = [gate.held().on(self)?, up.held().on(self)?].map(Part::new);
+        let projections = [gate.held().on(self)?, up.held().on(self)?].map(GpuProjection::new);
         let scratch = scratch.held_mut().on_mut(self)?;
         if gate.dtype() != up.dtype() {
-            return two_products(self, scratch, num_rows, x, norm, parts, out);
+            return two_matmuls(self, scratch, num_rows, x, norm, projections, out);
         }
         let operands = operands(self, scratch, num_rows, x, Some(norm), out)?;
-        let is_packed = swiglu(self, parts, &operands, reader.map(|reader| reader.weight.dtype()))?;
+        let is_packed = swiglu(self, projections, &operands, reader.map(|reader| reader.weight.dtype()))?;
         out.held_mut().on_mut(self)?.set_packed(is_packed);
         Ok(())
     }
@@ -172,8 +176,8 @@ impl LinearOps for Arc<GpuBackend> {
         up: &Linear,
         out: &mut Buffer,
     ) -> Result<()> {
-        let parts = [part(self, gate, 0)?, part(self, up, 0)?];
-        two_products(self, scratch.held_mut().on_mut(self)?, num_rows, x, norm, parts, out)
+        let projections = [projection(self, gate, 0)?, projection(self, up, 0)?];
+        two_matmuls(self, scratch.held_mut().on_mut(self)?, num_rows, x, norm, projections, out)
     }
 
     fn norm_logits(
@@ -185,19 +189,23 @@ impl LinearOps for Arc<GpuBackend> {
         head: &Matrix,
         logits: &mut Buffer,
     ) -> Result<()> {
-        let part = Part::new(head.held().on(self)?);
-        matmul(self, &[part], &operands(self, scratch.held().on(self)?, num_rows, x, Some(norm), logits)?)
+        let projection = GpuProjection::new(head.held().on(self)?);
+        matmul(
+            self,
+            &[projection],
+            &operands(self, scratch.held().on(self)?, num_rows, x, Some(norm), logits)?,
+        )
     }
 }
 
-/// A gated product that no kernel computes at once.
-fn two_products(
+/// A gated matmul that no single kernel computes.
+fn two_matmuls(
     gpu: &Arc<GpuBackend>,
     scratch: &mut LinearScratch,
     num_rows: usize,
     x: &Buffer,
     norm: &RmsNorm,
-    [gate, up]: [Part<'_>; 2],
+    [gate, up]: [GpuProjection<'_>; 2],
     out: &mut Buffer,
 ) -> Result<()> {
     scratch.reserve_up(gpu, out)?;

@@ -1,7 +1,7 @@
 //! GPUs: ops on the kernels of `metal_kernels`, a file each, on GPUs of Apple and of NVIDIA.
 //!
-//! Ops stand on [`matmul`] and on attention, which know kernels; those on [`backend`], which launches them; and that on
-//! [`device`], which knows none.
+//! Ops use [`matmul`] and attention, which know kernels; those use [`backend`], which launches them; it uses
+//! [`device`], which knows no kernel.
 
 mod attention;
 mod backend;
@@ -34,7 +34,7 @@ mod weights;
 
 use std::sync::Arc;
 
-use crate::ops::device::{Device, forms};
+use crate::ops::device::{Device, device_access};
 
 use self::device::cost;
 
@@ -67,5 +67,5 @@ impl Device for Arc<GpuBackend> {
     type AttentionScratch = paged_attention::AttentionScratch;
     type ExpandedScratch = attention::GpuExpandedAttention;
 
-    forms!(Gpu);
+    device_access!(Gpu);
 }

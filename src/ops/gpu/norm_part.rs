@@ -1,4 +1,4 @@
-//! Norms of a part of each row.
+//! Norms of a range of each row.
 
 use std::sync::Arc;
 

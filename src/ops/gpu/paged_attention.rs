@@ -9,7 +9,7 @@ use crate::ops::buffer::Buffer;
 use crate::ops::paged_attention::{AttentionLimits, AttentionOperands, PagedAttention};
 use crate::{Error, Result};
 
-/// Memory of attention of either kind.
+/// Memory of either kind of attention.
 #[derive(Debug)]
 pub(crate) enum AttentionScratch {
     /// Over keys and values.

@@ -1,4 +1,4 @@
-//! Launches of what tries a GPU out, and what its compiler made of the kernels.
+//! Launches of the probes of a GPU, and the compiler's reports on kernels.
 
 use bytemuck::{bytes_of, cast_slice, cast_slice_mut};
 
@@ -10,16 +10,16 @@ use crate::Result;
 use crate::ops::KvCacheDType;
 use crate::weights::DType;
 
-/// A function of `metal_kernels/probe.metal`, from words of 32 bits to as many.
+/// A function of `metal_kernels/probe.metal`, from words of 32 bits to the same number of words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Probe {
     /// The half in the low bits as a float.
     HalfToFloat,
     /// A float as a half.
     FloatToHalf,
-    /// The halves in the low bits times 1,024, by products of matrices, as floats.
+    /// The halves in the low bits times 1,024, by a matmul, as floats.
     Matrices,
-    /// Floats as they are, by way of the cells that a lane has of a matrix.
+    /// Floats unchanged, through a lane's elements of a matrix.
     Cells,
     /// 2ˣ.
     Exp2,
@@ -68,12 +68,12 @@ pub(crate) fn probe(gpu: &GpuBackend, probe: Probe, words: &[u32]) -> Result<Vec
     Ok(results)
 }
 
-/// A kernel and what it allows on a device.
+/// A kernel and its limits on a device.
 #[derive(Debug, Clone)]
 pub struct KernelLimits {
     /// The kernel's name.
     pub name: String,
-    /// What its pipeline says.
+    /// The report of its pipeline.
     pub limits: PipelineLimits,
     /// Threads that it may be launched with.
     pub num_threads: usize,
@@ -110,7 +110,7 @@ fn largest() -> [(Kernel, Flags); 14] {
     ]
 }
 
-/// What a device allows of the largest kernels of each kind, as far as they are wanted by name, which are compiled for it.
+/// The limits of the largest kernels of each kind on a device, if `wants` accepts their names. Compiles them.
 pub(crate) fn kernel_limits(
     gpu: &GpuBackend,
     wants: &mut dyn FnMut(&str) -> bool,

@@ -1,4 +1,4 @@
-//! Rotation and attention over the paged cache in one kernel, for tokens by themselves.
+//! Rotation and attention over the paged cache in one kernel, for single tokens.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What happens between the query, key and value projections and attention.
+//! Norms, rotation and the write to the cache, between the query, key and value projections and attention.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ impl DeviceTable for GpuTable {
     }
 }
 
-/// What kernels rotate, and how.
+/// The rotation's inputs, as kernels take them.
 pub(super) fn rope<'a>(
     gpu: &Arc<GpuBackend>,
     rows: RotatedRows<'a>,

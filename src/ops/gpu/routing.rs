@@ -1,4 +1,4 @@
-//! Launches of what is between the products of experts: the choice, groups of rows, and the sum.
+//! The launches between the matmuls of experts: the choice, groups of rows, and the sum.
 
 use bytemuck::{Pod, Zeroable, bytes_of};
 
@@ -10,16 +10,16 @@ use super::{Access, Binding, GpuBuffer, Placement};
 use crate::config::Activation;
 use crate::{Error, Result};
 
-/// Simdgroups of `choose_experts`, each of which has a token.
+/// Simdgroups of `choose_experts`, each for one token.
 const SIMDGROUPS: usize = 8;
 
 /// Tokens up to which one threadgroup chooses for all of them and groups them.
 const MAX_TOKENS_TOGETHER: usize = 4 * SIMDGROUPS;
 
-/// Most experts, whose probabilities and scores a simdgroup has in threadgroup memory.
+/// Maximum experts: a simdgroup has their probabilities and scores in threadgroup memory.
 const MAX_EXPERTS: usize = 512;
 
-/// Most choices of a token and most groups of experts: each is a lane's.
+/// Maximum choices of a token and maximum groups of experts: one for each lane.
 const MAX_CHOICES: usize = 32;
 
 /// `ChooseArgs` of the kernels.
@@ -49,12 +49,12 @@ struct GatedExpertsArgs {
     width: u32,
     per_token: u32,
     has_bias: u32,
-    form: [f32; 4],
+    formula: [f32; 4],
 }
 
-/// How a router chooses.
+/// The parameters of a router's choice.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct RouterForm<'a> {
+pub(crate) struct RouterRule<'a> {
     pub(crate) is_sigmoid: bool,
     pub(crate) normalizes: bool,
     pub(crate) bias: Option<Binding<'a>>,
@@ -66,12 +66,12 @@ pub(crate) struct RouterForm<'a> {
     pub(crate) scale: f32,
 }
 
-/// What [`GpuRouting`] is made for.
+/// The parameters of [`GpuRouting`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RoutingSizes {
-    /// With those that every token goes through.
+    /// Experts, including shared ones.
     pub(crate) num_experts: usize,
-    /// Choices of a token.
+    /// Choices per token.
     pub(crate) per_token: usize,
     /// Groups of experts.
     pub(crate) num_groups: usize,
@@ -84,7 +84,7 @@ pub(crate) struct GpuRouting {
     logits: GpuBuffer,
     experts: GpuBuffer,
     weights: GpuBuffer,
-    places: GpuBuffer,
+    slots: GpuBuffer,
     rows: GpuBuffer,
     groups: GpuBuffer,
     max_rows: usize,
@@ -112,7 +112,7 @@ impl GpuRouting {
             logits: words(max_rows * num_experts)?,
             experts: words(num_choices)?,
             weights: words(num_choices)?,
-            places: words(num_choices)?,
+            slots: words(num_choices)?,
             rows: words(num_choices)?,
             groups: words(most_groups(sizes) * Groups::BYTES / 4)?,
             max_rows,
@@ -123,16 +123,16 @@ impl GpuRouting {
         })
     }
 
-    /// Where the router's products go, `[token, expert]`.
+    /// The memory for the router's logits, `[token, expert]`.
     pub(crate) fn logits(&self) -> Binding<'_> {
         Binding::write(&self.logits)
     }
 
     /// Chooses experts by the logits and groups the tokens of each.
-    pub(crate) fn choose(&mut self, gpu: &GpuBackend, num_rows: usize, router: RouterForm<'_>) -> Result<()> {
-        let RouterForm { num_experts, num_chosen, num_shared, num_groups, .. } = router;
+    pub(crate) fn choose(&mut self, gpu: &GpuBackend, num_rows: usize, router: RouterRule<'_>) -> Result<()> {
+        let RouterRule { num_experts, num_chosen, num_shared, num_groups, .. } = router;
         self.per_token = num_chosen + num_shared;
-        self.check_room(num_rows)?;
+        self.check_capacity(num_rows)?;
         let sizes = RoutingSizes {
             num_experts: num_experts + num_shared,
             per_token: self.per_token,
@@ -141,7 +141,7 @@ impl GpuRouting {
         };
         (self.num_groups, self.max_group_rows) = groups_of(Groups::most_rows(gpu), sizes, num_rows);
         if num_rows == 0 {
-            // Of a piece of a prompt no results are wanted.
+            // A chunk before a prompt's last one needs no results.
             return Ok(());
         }
         let args = ChooseArgs {
@@ -174,15 +174,15 @@ impl GpuRouting {
                 router.bias.unwrap_or(Binding::read(&self.logits)),
                 choices(&self.experts),
                 if chooses { Binding::write(&self.weights) } else { Binding::read(&self.weights) },
-                lists(&self.places),
+                lists(&self.slots),
                 lists(&self.rows),
                 lists(&self.groups),
             ];
             let num_threadgroups = if groups { 1 } else { num_rows.div_ceil(SIMDGROUPS) };
             let scores = if chooses { 2 * SIMDGROUPS * num_experts } else { 0 };
-            // Of each part of the choices, how many of them each expert has.
-            let num_parts = num_choices.div_ceil(num_choices.div_ceil(SIMDGROUPS * 32) * 32);
-            let counts = if groups { num_parts * (num_experts + num_shared) + 1 } else { 0 };
+            // The number of choices of each expert in each segment of them.
+            let num_segments = num_choices.div_ceil(num_choices.div_ceil(SIMDGROUPS * 32) * 32);
+            let counts = if groups { num_segments * (num_experts + num_shared) + 1 } else { 0 };
             // Every choice is compared with those of all lanes, twice.
             let comparisons = if groups { 2 * num_choices * 32 } else { 0 };
             let chosen = num_rows * num_experts * (num_chosen + 4);
@@ -205,21 +205,21 @@ impl GpuRouting {
         Ok(())
     }
 
-    /// That there is room for the choices of so many rows.
+    /// Checks that the choices of this many rows fit.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Internal`] otherwise.
-    pub(crate) fn check_room(&self, num_rows: usize) -> Result<()> {
+    pub(crate) fn check_capacity(&self, num_rows: usize) -> Result<()> {
         if num_rows <= self.max_rows && num_rows * self.per_token <= self.max_choices {
             return Ok(());
         }
         Err(Error::internal(format!(
-            "route: {num_rows} rows with {} experts each are more than there is room for, {}",
+            "route: {num_rows} rows with {} experts each exceed the capacity of {}",
             self.per_token, self.max_rows
         )))
     }
 
-    /// The groups of the step, for a product whose activations are rows of tokens or those of places.
+    /// The groups of the step, for a matmul whose activations are rows of tokens or of slots.
     pub(crate) fn groups(&self, of_tokens: bool) -> Groups<'_> {
         Groups {
             list: Binding::read(&self.groups),
@@ -230,7 +230,7 @@ impl GpuRouting {
         }
     }
 
-    /// `gate = activation(gate + bias, up + bias)` at the places of each token, with biases `[gate, up]` of each expert or
+    /// `gate = activation(gate + bias, up + bias)` at the slots of each token, with biases `[gate, up]` of each expert or
     /// none.
     #[expect(clippy::too_many_arguments, reason = "a kernel's operands")]
     pub(crate) fn gated(
@@ -247,12 +247,12 @@ impl GpuRouting {
             width: width as u32,
             per_token: self.per_token as u32,
             has_bias: biases.is_some().into(),
-            form: activation.form().to_array(),
+            formula: activation.formula().to_array(),
         };
         let [gate_bias, up_bias] = biases.unwrap_or([Binding::read(up); 2]);
         let buffers = [
             Binding::read(&self.experts),
-            Binding::read(&self.places),
+            Binding::read(&self.slots),
             gate_bias,
             up_bias,
             Binding::read(up),
@@ -264,22 +264,22 @@ impl GpuRouting {
         gpu.launch_simdgroups(Kernel::GatedExperts, bytes_of(&args), &buffers, grid, cost)
     }
 
-    /// `x += Σ weight · (products[place] + bias)` for each token, with the biases of each expert if there are any.
+    /// `x += Σ weight · (projected[slot] + bias)` for each token, with the biases of each expert if there are any.
     pub(crate) fn combine(
         &self,
         gpu: &GpuBackend,
         num_rows: usize,
         width: usize,
-        products: &GpuBuffer,
+        projected: &GpuBuffer,
         bias: Option<Binding<'_>>,
         x: &GpuBuffer,
     ) -> Result<()> {
         let has_bias = bias.is_some();
         let args = [width as u32, self.per_token as u32, has_bias.into()];
         let buffers = [
-            Binding::read(&self.places),
+            Binding::read(&self.slots),
             Binding::read(&self.weights),
-            Binding::read(products),
+            Binding::read(projected),
             Binding::read_write(x),
             Binding::read(&self.experts),
             bias.unwrap_or(Binding::read(&self.weights)),
@@ -300,7 +300,7 @@ impl GpuRouting {
     }
 }
 
-/// How many groups there may be in a step of so many tokens, and the most rows of one.
+/// The maximum number of groups in a step of this many tokens, and the maximum rows of one.
 fn groups_of(most: usize, sizes: RoutingSizes, num_rows: usize) -> (usize, usize) {
     let RoutingSizes { num_experts, per_token, .. } = sizes;
     let num_choices = num_rows * per_token;
@@ -309,8 +309,8 @@ fn groups_of(most: usize, sizes: RoutingSizes, num_rows: usize) -> (usize, usize
     (num_choices.min(num_choices / max_rows + num_experts.min(num_choices)), max_rows)
 }
 
-/// The most groups of any step, also if a layer has fewer experts or choices than others: groups of eight, but for the
-/// last of each expert; of few tokens, one of each choice.
+/// The maximum number of groups of any step, also for layers with fewer experts or choices: groups of eight, plus a
+/// last one of each expert; for few tokens, one for each choice.
 fn most_groups(sizes: RoutingSizes) -> usize {
     let RoutingSizes { num_experts, per_token, max_rows, .. } = sizes;
     max_rows * per_token / 8 + num_experts + MAX_TOKENS_TOGETHER * per_token
@@ -321,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_is_room_for_the_groups_of_every_step() {
+    fn memory_holds_the_groups_of_every_step() {
         for (num_experts, per_token, num_shared) in
             [(64, 6, 2), (64, 4, 1), (8, 2, 0), (8, 3, 2), (3, 3, 1), (512, 30, 2)]
         {
@@ -334,12 +334,12 @@ mod tests {
             for (max_rows, most) in
                 [1, 3, 4, 5, 31, 200].into_iter().flat_map(|rows| [(rows, 32), (rows, 256)])
             {
-                let room = most_groups(sizes(num_shared, max_rows));
+                let capacity = most_groups(sizes(num_shared, max_rows));
                 for num_rows in 1..=max_rows {
                     for joined in [0, num_shared] {
                         let (num_groups, max_group_rows) = groups_of(most, sizes(joined, max_rows), num_rows);
-                        assert!(num_groups <= room, "{num_experts} {per_token} {joined} {num_rows}");
-                        // Tokens that all go to one expert, and those of the others one by one.
+                        assert!(num_groups <= capacity, "{num_experts} {per_token} {joined} {num_rows}");
+                        // Tokens that all choose one expert, and those of the other experts one by one.
                         assert!(num_groups >= num_rows.div_ceil(max_group_rows).min(num_rows * per_token));
                     }
                 }

@@ -1,4 +1,4 @@
-//! Launches of sampling, and the lists that it reads.
+//! Launches of sampling, and its metadata.
 
 use std::sync::Arc;
 
@@ -12,17 +12,17 @@ use crate::Result;
 use crate::ops::buffer::Buffer;
 use crate::ops::sample::{Sample, SampleParams, SampledTokens};
 
-/// Threads of a row, if the device allows so many: 32 for each of the parts that the kernel cuts a vocabulary into.
+/// Threads of a row, if the device allows them: 32 for each of the kernel's segments of a vocabulary.
 const NUM_THREADS: usize = 1024;
 
-/// How often the kernel goes over a row of logits: to find the most likely token, before and after what changes
-/// single logits, to weigh all tokens and to draw.
+/// Passes of the kernel over a row of logits: for the most likely token, before and after changes to single logits, for
+/// the weights of all tokens, and for the draw.
 const PASSES: usize = 6;
 
-/// How often it does to find a threshold: once for each bit of a weight below 1 and of a token.
+/// Passes to find a threshold: one for each bit of a weight below 1 and of a token.
 const PASSES_OF_A_FILTER: usize = 48;
 
-/// Rows are parted where their parameters begin at a multiple of 256 bytes.
+/// Ranges of rows begin where the offset of their parameters is a multiple of 256 bytes.
 const ROW_UNIT: usize = 32;
 
 /// `SampleArgs` of the kernel.
@@ -74,7 +74,7 @@ struct Bias {
     bias: f32,
 }
 
-/// A buffer that grows with what is written to it.
+/// A buffer that grows with its contents.
 #[derive(Debug)]
 struct Growing(Arc<GpuBuffer>);
 
@@ -83,7 +83,7 @@ impl Growing {
         gpu.device().allocate(len, Placement::Shared).map(|buffer| Self(Arc::new(buffer)))
     }
 
-    /// Makes room for `len` bytes. What was there is lost.
+    /// Reserves space for `len` bytes. Previous contents are lost.
     fn reserve(&mut self, gpu: &GpuBackend, len: usize) -> Result<()> {
         if len > self.0.len() {
             *self = Self::new(gpu, len.next_power_of_two())?;
@@ -106,7 +106,7 @@ pub(crate) struct GpuSampler {
     banned: Growing,
     sampled: Growing,
     num_rows: usize,
-    /// The most over all rows.
+    /// The maximum over all rows.
     num_passes: usize,
     tickets: Vec<Ticket>,
 }
@@ -153,15 +153,14 @@ impl GpuSampler {
         })
     }
 
-    /// Waits for what was sampled before and uploads the parameters of the rows that are going to be sampled in
-    /// `num_steps` steps.
+    /// Waits for earlier sampling and uploads the parameters of the rows to be sampled in `num_steps` steps.
     fn begin<'a>(
         &mut self,
         gpu: &GpuBackend,
         params: impl Iterator<Item = SampleParams<'a>>,
         num_steps: usize,
     ) -> Result<()> {
-        // A multi-step whose rows have all ended leaves its last pass behind, which still reads these lists.
+        // After a multi-step whose rows have all ended, its last pass may still read this metadata.
         if let Some(&ticket) = self.tickets.last() {
             gpu.wait(ticket)?;
         }
@@ -206,8 +205,8 @@ impl GpuSampler {
         Ok(())
     }
 
-    /// Queues the choice of one token for each row from `[num_rows, vocab_size]` logits, which it changes, and
-    /// lets the device start.
+    /// Queues the sampling of one token for each row from `[num_rows, vocab_size]` logits, which it changes, and lets
+    /// the device start.
     fn launch(&mut self, gpu: &GpuBackend, logits: &GpuBuffer, vocab_size: usize) -> Result<()> {
         let args = SampleArgs {
             vocab_size: vocab_size as u32,
@@ -215,7 +214,7 @@ impl GpuSampler {
             step: self.tickets.len() as u32,
         };
         let cost_of_one = Cost::bytes(4 * vocab_size * self.num_passes);
-        let len = gpu.patience().share(cost_of_one, ROW_UNIT);
+        let len = gpu.dispatch_budget().num_within(cost_of_one, ROW_UNIT);
         for first in (0..self.num_rows).step_by(len) {
             let len = len.min(self.num_rows - first);
             let buffers = [
@@ -243,7 +242,7 @@ impl GpuSampler {
         Ok(())
     }
 
-    /// Waits for a step and reads its tokens; `u32::MAX` stands for logits that are no numbers.
+    /// Waits for a step and reads its tokens; `u32::MAX` means NaN logits.
     fn tokens(&self, gpu: &GpuBackend, step: usize, tokens: &mut Vec<u32>) -> Result<()> {
         gpu.wait(self.tickets[step])?;
         tokens.clear();

@@ -1,4 +1,4 @@
-//! The lists of a step, where kernels read them.
+//! The batch metadata of a step in device memory.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,14 +11,15 @@ use super::backend::GpuBackend;
 use super::{Binding, GpuBuffer, Placement, Ticket};
 use crate::ops::kv_cache::KvCache;
 use crate::ops::step_inputs::{InputLimits, InputOps, StepInputs};
-use crate::ops::{AttentionMetadata, RowForm};
+use crate::ops::{AttentionMetadata, RowMode};
 use crate::{Error, Result};
 
-/// Steps whose lists are kept: while the device reads those of one step, the host writes those of the next.
+/// Steps whose batch metadata are kept: the host writes those of the next step while the device reads those of the
+/// current one.
 const NUM_SLOTS: usize = 2;
 
-/// A token that attends by itself: of a sequence of which a step computes one token or, if there are no tiles, any.
-/// `DecodeRow` of the kernels.
+/// A single token of attention: of a sequence with one token in the step or, without tiles, any. `DecodeRow` of the
+/// kernels.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct DecodeRow {
@@ -27,7 +28,7 @@ struct DecodeRow {
     table_start: u32,
 }
 
-/// Neighbouring tokens of a sequence of which a step computes several. `PrefillTile` of the kernels.
+/// Neighbouring tokens of a sequence with several tokens in the step. `PrefillTile` of the kernels.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct PrefillTile {
@@ -37,35 +38,35 @@ struct PrefillTile {
     table_start: u32,
 }
 
-/// Which threadgroups the tokens of a sequence go to of which a step computes several.
+/// The division of a sequence's tokens among threadgroups, for sequences with several tokens in the step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PrefillForm {
-    /// So many neighbours go together.
+pub(crate) enum PrefillGrouping {
+    /// Tiles of this many neighbours.
     Tiles(usize),
-    /// The same, if keys and values are made for the sequence; otherwise each goes by itself.
+    /// The same, if keys and values are expanded for the sequence; otherwise single tokens.
     Latent(usize),
 }
 
-/// A sequence for which keys and values are made.
+/// A sequence whose keys and values are expanded.
 #[derive(Debug, Clone)]
 pub(super) struct ExpandedRow {
     pub(super) seq_len: usize,
-    /// Its tiles, in the list of all.
+    /// Its tiles, in the list of all tiles.
     pub(super) tiles: Range<usize>,
-    /// Where its block table begins in the list of all.
+    /// The offset of its block table in the list of all tables.
     table_start: usize,
 }
 
-/// Some tokens that attend by themselves.
+/// A range of single tokens.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DecodeRows<'a> {
-    /// Where in the list they begin.
+    /// Their offset in the list.
     begin: usize,
     rows: &'a [DecodeRow],
 }
 
 impl DecodeRows<'_> {
-    /// How many positions each attends to.
+    /// The number of positions that each attends to.
     pub(super) fn lens(&self) -> impl Iterator<Item = usize> {
         self.rows.iter().map(|row| row.seq_len as usize)
     }
@@ -79,12 +80,12 @@ impl DecodeRows<'_> {
     }
 }
 
-/// Words that a list begins at multiples of.
+/// Alignment of the lists, in words.
 const LIST_UNIT: usize = 64;
 
-/// Where the lists of the current step begin in their slot, in words.
+/// Offsets of the current step's batch metadata in their slot, in words.
 #[derive(Debug, Clone, Copy, Default)]
-struct Lists {
+struct MetadataOffsets {
     token_ids: usize,
     positions: usize,
     slots: usize,
@@ -107,36 +108,36 @@ impl InputOps for Arc<GpuBackend> {
         heads_per_kv_head: usize,
     ) -> Result<()> {
         let (layout, dtype) = (cache.layout(), cache.dtype());
-        let prefill_form = match layout.has_values {
-            true => PrefillForm::Tiles(GpuAttention::tokens_per_tile(
+        let prefill_grouping = match layout.has_values {
+            true => PrefillGrouping::Tiles(GpuAttention::tokens_per_tile(
                 self,
                 heads_per_kv_head,
                 dtype,
                 layout.head_dim,
             )),
-            false => PrefillForm::Latent(GpuExpandedAttention::tokens_per_tile(self, dtype)),
+            false => PrefillGrouping::Latent(GpuExpandedAttention::tokens_per_tile(self, dtype)),
         };
         let StepInputs { token_ids, positions, outputs, attention, .. } = *step;
-        inputs.upload(self, token_ids, positions, outputs, attention, prefill_form)
+        inputs.upload(self, token_ids, positions, outputs, attention, prefill_grouping)
     }
 }
 
-/// The lists of the current step and of the one before.
+/// The batch metadata of the current and the previous step.
 #[derive(Debug)]
 pub(crate) struct GpuInputs {
     buffer: GpuBuffer,
     slot_words: usize,
     slot: usize,
     in_use: [Option<Ticket>; NUM_SLOTS],
-    lists: Lists,
-    /// Tokens of the current step that attend by themselves; of the others, tokens or tiles.
+    lists: MetadataOffsets,
+    /// Single tokens of the current step; of the others, tokens or tiles.
     decode: Vec<DecodeRow>,
     prefill_rows: Vec<DecodeRow>,
     prefill: Vec<PrefillTile>,
     expanded: Vec<ExpandedRow>,
-    /// Some of the tokens by themselves read what others of the same step write.
+    /// Whether some single tokens read rows of the cache that others of the same step write.
     has_drafts: bool,
-    /// All of the lists, as they are written.
+    /// All metadata in their order in memory.
     words: Vec<u32>,
 }
 
@@ -161,7 +162,7 @@ impl GpuInputs {
             slot_words,
             slot: 0,
             in_use: [None; NUM_SLOTS],
-            lists: Lists::default(),
+            lists: MetadataOffsets::default(),
             decode: Vec::with_capacity(max_num_rows),
             prefill_rows: Vec::with_capacity(max_num_tokens),
             prefill: Vec::with_capacity(max_num_tokens),
@@ -171,8 +172,8 @@ impl GpuInputs {
         })
     }
 
-    /// Writes the lists of a step, in the place of those of the step before the last one. Token ids that are not
-    /// given are the sampled ones.
+    /// Writes the batch metadata of a step, over those of the step before the previous one. Missing token ids are the
+    /// sampled ones.
     fn upload(
         &mut self,
         gpu: &GpuBackend,
@@ -180,15 +181,15 @@ impl GpuInputs {
         positions: &[u32],
         outputs: &[usize],
         attention: &AttentionMetadata,
-        prefill_form: PrefillForm,
+        prefill_grouping: PrefillGrouping,
     ) -> Result<()> {
-        // What was queued up to now reads the lists of the step before.
+        // Work queued up to now reads the previous step's metadata.
         self.in_use[self.slot] = Some(gpu.commit()?);
         self.slot = (self.slot + 1) % NUM_SLOTS;
         if let Some(ticket) = self.in_use[self.slot].take() {
             gpu.wait(ticket)?;
         }
-        self.describe_rows(attention, prefill_form)?;
+        self.describe_rows(attention, prefill_grouping)?;
         let words = &mut self.words;
         words.clear();
         let mut list = |add: &mut dyn FnMut(&mut Vec<u32>)| {
@@ -199,8 +200,8 @@ impl GpuInputs {
         };
         let as_words =
             |values: &[usize], words: &mut Vec<u32>| words.extend(values.iter().map(|value| *value as u32));
-        // Block tables come last: the others of a step that only generates are at the same place in every step.
-        self.lists = Lists {
+        // Block tables come last: in decode steps, the other offsets are the same in every step.
+        self.lists = MetadataOffsets {
             token_ids: list(&mut |words| words.extend_from_slice(token_ids)),
             positions: list(&mut |words| words.extend_from_slice(positions)),
             slots: list(&mut |words| as_words(&attention.slot_mapping, words)),
@@ -214,7 +215,7 @@ impl GpuInputs {
         };
         if self.words.len() > self.slot_words {
             return Err(Error::internal(format!(
-                "the lists of a step have {} words; there is room for {}",
+                "the batch metadata of a step has {} words; the buffer holds {}",
                 self.words.len(),
                 self.slot_words
             )));
@@ -222,7 +223,11 @@ impl GpuInputs {
         gpu.device().write(&self.buffer, 4 * self.slot * self.slot_words, cast_slice(&self.words))
     }
 
-    fn describe_rows(&mut self, attention: &AttentionMetadata, prefill_form: PrefillForm) -> Result<()> {
+    fn describe_rows(
+        &mut self,
+        attention: &AttentionMetadata,
+        prefill_grouping: PrefillGrouping,
+    ) -> Result<()> {
         self.decode.clear();
         self.prefill_rows.clear();
         self.prefill.clear();
@@ -230,13 +235,13 @@ impl GpuInputs {
         self.has_drafts = false;
         for row in 0..attention.num_rows() {
             let seq_len = attention.seq_lens[row];
-            let (Some(&[start, end]), Some(&table_start), Some(form)) = (
+            let (Some(&[start, end]), Some(&table_start), Some(mode)) = (
                 attention.query_start_loc.get(row..row + 2).and_then(<[usize]>::as_array),
                 attention.block_table_starts.get(row),
-                attention.forms.get(row),
+                attention.modes.get(row),
             ) else {
                 return Err(Error::internal(format!(
-                    "row {row} of a step has no tokens, no block table, or no form"
+                    "row {row} of a step has no tokens, no block table, or no mode"
                 )));
             };
             if start >= end || seq_len < end - start {
@@ -249,18 +254,18 @@ impl GpuInputs {
                 seq_len: (seq_len - (end - 1 - token)) as u32,
                 table_start: table_start as u32,
             };
-            let tokens_per_tile = match (*form, prefill_form) {
-                (RowForm::Decode, _) => {
+            let tokens_per_tile = match (*mode, prefill_grouping) {
+                (RowMode::Decode, _) => {
                     self.decode.extend((start..end).map(row_of));
                     self.has_drafts |= end - start > 1;
                     continue;
                 }
-                (RowForm::Prefill, PrefillForm::Latent(_)) => {
+                (RowMode::Prefill, PrefillGrouping::Latent(_)) => {
                     self.prefill_rows.extend((start..end).map(row_of));
                     continue;
                 }
-                (RowForm::Expanded, PrefillForm::Latent(tokens_per_tile))
-                | (_, PrefillForm::Tiles(tokens_per_tile)) => tokens_per_tile,
+                (RowMode::Expanded, PrefillGrouping::Latent(tokens_per_tile))
+                | (_, PrefillGrouping::Tiles(tokens_per_tile)) => tokens_per_tile,
             };
             let first_tile = self.prefill.len();
             let mut first = start;
@@ -274,7 +279,7 @@ impl GpuInputs {
                 });
                 first += num_tokens;
             }
-            if matches!(prefill_form, PrefillForm::Latent(_)) {
+            if matches!(prefill_grouping, PrefillGrouping::Latent(_)) {
                 let tiles = first_tile..self.prefill.len();
                 self.expanded.push(ExpandedRow { seq_len, tiles, table_start });
             }
@@ -306,12 +311,12 @@ impl GpuInputs {
         self.binding(self.lists.block_tables)
     }
 
-    /// Whether some tokens by themselves are of one sequence, so that the later ones read keys and values of the earlier ones.
+    /// Whether some single tokens are of one sequence, so that later ones read keys and values of earlier ones.
     pub(super) fn has_drafts(&self) -> bool {
         self.has_drafts
     }
 
-    /// Tokens by themselves.
+    /// Single tokens.
     pub(super) fn decode(&self) -> DecodeRows<'_> {
         DecodeRows { begin: 0, rows: &self.decode }
     }
@@ -321,18 +326,18 @@ impl GpuInputs {
         self.prefill.iter().map(|tile| tile.num_tokens as usize).sum()
     }
 
-    /// The tokens of the others, if they go by themselves.
+    /// The tokens of the other sequences, if they are single.
     pub(super) fn prefill_rows(&self) -> DecodeRows<'_> {
         DecodeRows { begin: self.decode.len(), rows: &self.prefill_rows }
     }
 
-    /// Tokens that attend by themselves, from `first` of these on.
+    /// Single tokens, from index `first` on.
     pub(super) fn rows_from(&self, rows: DecodeRows<'_>, first: usize) -> Binding<'_> {
         let binding = self.binding(self.lists.decode_rows);
         binding.at(binding.offset + (rows.begin + first) * size_of::<DecodeRow>())
     }
 
-    /// The sequences for which keys and values are made.
+    /// The sequences whose keys and values are expanded.
     pub(super) fn expanded_rows(&self) -> &[ExpandedRow] {
         &self.expanded
     }

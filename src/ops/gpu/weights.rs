@@ -13,7 +13,7 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub(crate) struct GpuStacks {
     stack: GpuStack,
-    /// The same with rows and columns exchanged, if they are multiplied from either side.
+    /// The transposed matrices, if they are multiplied from either side.
     transposed: Option<GpuStack>,
 }
 

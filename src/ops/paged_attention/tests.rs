@@ -1,4 +1,4 @@
-//! Attention against double precision, and against itself under every division of the work.
+//! Attention against double precision, and against itself for every division of the work.
 
 use proptest::prelude::*;
 
@@ -6,10 +6,10 @@ use super::*;
 use crate::config::RopeStyle;
 use crate::ops::cpu::CpuLevel;
 use crate::ops::reference::ReferenceBackend;
-use crate::ops::{self, KvCacheDType, RopeTable, RowForm, Vector};
+use crate::ops::{self, KvCacheDType, RopeTable, RowMode, Vector};
 use crate::self_test::one_layer;
 
-/// Deterministic values in -1..1, without a pattern that attention could hide.
+/// Deterministic values in -1..1, without a pattern.
 fn noise(seed: u64, index: usize) -> f32 {
     let mut bits =
         (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seed.wrapping_mul(0xd6e8_feb8_6659_fd93);
@@ -18,7 +18,7 @@ fn noise(seed: u64, index: usize) -> f32 {
     ((bits >> 40) as f32) / (1 << 23) as f32 - 1.0
 }
 
-/// Sequences whose rows of query, key and value heads are known for every position.
+/// Sequences with query, key and value heads for every position.
 #[derive(Debug, Clone)]
 struct Case {
     heads: AttentionHeads,
@@ -41,7 +41,7 @@ impl Case {
         (0..width).map(|i| 2.0 * noise(sequence as u64 + 1, position * width + i)).collect()
     }
 
-    /// Memory for steps of so many tokens.
+    /// Memory for steps of this many tokens.
     fn limits(&self, max_num_tokens: usize) -> AttentionLimits {
         AttentionLimits {
             heads: self.heads,
@@ -52,7 +52,7 @@ impl Case {
         }
     }
 
-    /// Sinks as far apart as scores, and a cap that most scores come near.
+    /// Sinks that vary as much as scores, and a cap that most scores come close to.
     fn spec(&self, context: &Context) -> AttentionSpec {
         let AttentionHeads { num_heads, head_dim, .. } = self.heads;
         let sinks = || (0..num_heads).map(|head| 6.0 * noise(77, head)).collect();
@@ -79,7 +79,7 @@ impl Case {
         table
     }
 
-    /// Runs all sequences in steps: `steps` lists for each step how many tokens of each sequence.
+    /// Runs all sequences in steps: `steps` lists the number of tokens of each sequence for each step.
     fn run(&self, steps: &[Vec<usize>], num_threads: usize, level: CpuLevel) -> Vec<Vec<f32>> {
         let context = Context::cpu(num_threads, level);
         let blocks_each: Vec<usize> = self.seq_lens.iter().map(|len| len.div_ceil(self.block_size)).collect();
@@ -114,7 +114,7 @@ impl Case {
                 done[sequence] += num_new;
                 metadata.query_start_loc.push(positions.len());
                 metadata.seq_lens.push(done[sequence]);
-                metadata.forms.push(RowForm::of(num_new));
+                metadata.modes.push(RowMode::of(num_new));
                 metadata.block_tables.extend(&tables[sequence]);
                 metadata.block_table_starts.push(metadata.block_tables.len());
                 lens.push((sequence, num_new));
@@ -169,7 +169,7 @@ impl Case {
             block_table_starts: vec![0, num_blocks],
             slot_mapping: (0..len).collect(),
             block_size: self.block_size,
-            forms: vec![RowForm::of(len)],
+            modes: vec![RowMode::of(len)],
         };
         let rows: Vec<f32> = (0..len).flat_map(|position| self.row(sequence, position)).collect();
         let mut scratch = AttentionScratch::new(&context, self.limits(len)).unwrap();
@@ -178,7 +178,7 @@ impl Case {
     }
 }
 
-/// Fills the cache with what must never be seen: NaN in every type.
+/// Fills the cache with values that no kernel may read: NaN in every type.
 fn poison(context: &Context, cache: &mut KvCache) {
     let cpu = context.cpu_backend().unwrap();
     let pools = cache.layer_mut(0).on_mut(cpu).unwrap().view_mut();
@@ -200,7 +200,7 @@ fn case(num_heads: usize, num_kv_heads: usize, head_dim: usize, seq_lens: Vec<us
 }
 
 fn check_against_oracle(case: &Case) {
-    // Where keys and values are whole numbers, queries and weights may be so too, of fifteen bits.
+    // If keys and values are integers, queries and weights may be too, with fifteen bits.
     let limit = if case.dtype == KvCacheDType::Q8_0 { 1e-7 } else { 1e-11 };
     for &level in CpuLevel::available() {
         let results = case.run(&case.in_one_step(), 2, level);
@@ -238,7 +238,7 @@ fn every_head_dim_and_group_agrees_with_double_precision() {
 }
 
 #[test]
-fn contexts_of_several_pieces_and_windows_agree_with_double_precision() {
+fn contexts_of_several_splits_and_windows_agree_with_double_precision() {
     for window in [None, Some(1), Some(20), Some(256), Some(300)] {
         for block_size in [1, 24, 32, 512] {
             for dtype in KvCacheDType::ALL
@@ -274,7 +274,7 @@ proptest! {
         has_sinks in prop::bool::ANY,
         block_sizes in prop::array::uniform2(prop::sample::select(vec![1, 8, 16, 24, 32, 100])),
         seq_lens in prop::collection::vec(1_usize..700, 1..4),
-        pieces in prop::collection::vec(1_usize..300, 12),
+        chunks in prop::collection::vec(1_usize..300, 12),
         num_threads in 1_usize..4,
     ) {
         let mut case = Case {
@@ -285,16 +285,16 @@ proptest! {
             block_size: block_sizes[0],
             ..case(num_kv_heads * group, num_kv_heads, head_dim, seq_lens)
         };
-        // Some of the sequences in each step, in pieces of many lengths.
+        // Some of the sequences in each step, in chunks of many lengths.
         let mut steps = Vec::new();
         let mut left = case.seq_lens.clone();
-        let mut pieces = pieces.iter().cycle().enumerate();
+        let mut chunks = chunks.iter().cycle().enumerate();
         while left.iter().any(|left| *left > 0) {
             let step: Vec<usize> = left
                 .iter_mut()
                 .map(|left| {
-                    let (index, piece) = pieces.next().unwrap();
-                    let num_new = if index % 5 == 0 { (*left).min(1) } else { *piece.min(left) };
+                    let (index, chunk) = chunks.next().unwrap();
+                    let num_new = if index % 5 == 0 { (*left).min(1) } else { *chunk.min(left) };
                     *left -= num_new;
                     num_new
                 })

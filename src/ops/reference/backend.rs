@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Shape, Tensor};
 use super::Result;
 use crate::Error;
 
-/// A device of candle's and the type that it computes in.
+/// A device of candle's and its type of arithmetic.
 #[derive(Debug)]
 pub struct ReferenceBackend {
     device: Device,
@@ -23,7 +23,7 @@ impl ReferenceBackend {
         Self::new(Device::Cpu, DType::F32)
     }
 
-    /// candle's CPU device in f64: what is right.
+    /// candle's CPU device in f64: the oracle.
     #[must_use]
     pub fn oracle() -> Self {
         Self::new(Device::Cpu, DType::F64)
@@ -45,7 +45,7 @@ impl ReferenceBackend {
         Self { device, dtype, busy_nanoseconds: AtomicU64::new(0) }
     }
 
-    /// Where it computes, and in which type.
+    /// The device and the type of its arithmetic.
     #[must_use]
     pub fn description(&self) -> String {
         let device = if self.device.is_metal() { "metal" } else { "cpu" };
@@ -68,8 +68,8 @@ impl ReferenceBackend {
         None
     }
 
-    /// Does the work of an op on so many rows, and counts the time that it takes. Without rows there is nothing to do,
-    /// and not every function of candle's takes a tensor without values.
+    /// Runs an op on this many rows, and measures its time. Without rows it does nothing, since some functions of
+    /// candle's reject tensors without values.
     pub(crate) fn run(&self, num_rows: usize, work: impl FnOnce() -> Result<()>) -> crate::Result<()> {
         if num_rows == 0 {
             return Ok(());
@@ -92,7 +92,7 @@ impl ReferenceBackend {
         self.dtype
     }
 
-    /// A tensor of the host, where and how this backend computes.
+    /// A tensor of the host on this backend's device, in its type.
     pub(super) fn bring(&self, tensor: &Tensor) -> Result<Tensor> {
         Ok(tensor.to_dtype(self.dtype)?.to_device(&self.device)?)
     }

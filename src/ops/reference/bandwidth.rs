@@ -1,4 +1,4 @@
-//! Nothing is measured against the memory that candle computes in.
+//! candle's devices have no measurement of bandwidth.
 
 use super::ReferenceBackend;
 use crate::ops::bandwidth::Bandwidth;

@@ -31,7 +31,7 @@ impl ReferenceBuffer {
         Ok(rows.to_dtype(DType::F64)?.to_vec1()?)
     }
 
-    /// Rows that have so many values.
+    /// Whether rows have this many values.
     fn num_rows(&self, len: usize) -> Result<usize> {
         Ok(len / self.0.dim(1)?.max(1))
     }

@@ -1,4 +1,4 @@
-//! Latent attention with keys and values of each head, for rows with many new tokens.
+//! Latent attention with expanded keys and values of each head, for sequences with many new tokens.
 
 use candle_core::Tensor;
 
@@ -15,7 +15,7 @@ impl ExpandedAttention for ReferenceBackend {
         Ok(())
     }
 
-    /// Rows of `out` that are not expanded stay as they are.
+    /// Rows of `out` that are not expanded are unchanged.
     fn expanded_attention(
         &self,
         _scratch: &mut (),
@@ -47,10 +47,10 @@ impl ExpandedAttention for ReferenceBackend {
                 let rotated_keys = rows.narrow(1, rank, rotated)?;
                 let mut heads = Vec::new();
                 for head in 0..num_heads {
-                    // Of `[rank, nope]`, which products take the other way round.
+                    // Of `[rank, nope]`, which is the transposed operand of the matmul.
                     let own_keys = latent.matmul(&keys[head].rows(self, 0..rank)?)?;
                     let own_keys = Tensor::cat(&[&own_keys, &rotated_keys], 1)?;
-                    let own_values = values[head].product(self, &latent)?;
+                    let own_values = values[head].matmul(self, &latent)?;
                     let own_queries = Tensor::cat(
                         &[
                             all_queries.narrow(0, start, num_new)?.narrow(1, head * queries.stride, nope)?,
@@ -63,12 +63,12 @@ impl ExpandedAttention for ReferenceBackend {
                         1,
                     )?;
                     let step = (MAX_SCORES / seq_len).max(1);
-                    let pieces = (0..num_new).step_by(step).map(|first| {
+                    let chunks = (0..num_new).step_by(step).map(|first| {
                         let queries = own_queries.narrow(0, first, step.min(num_new - first))?;
                         let first_position = seq_len - num_new + first;
                         attention(self, &of_head, &queries, &own_keys, &own_values, first_position)
                     });
-                    heads.push(Tensor::cat(&pieces.collect::<Result<Vec<_>, Failure>>()?, 0)?);
+                    heads.push(Tensor::cat(&chunks.collect::<Result<Vec<_>, Failure>>()?, 0)?);
                 }
                 results.push(Tensor::cat(&heads, 1)?);
             }

@@ -1,4 +1,4 @@
-//! A feed-forward network of experts. The host chooses which ones a token goes through.
+//! A feed-forward network of experts. The host chooses the experts of a token.
 
 use candle_core::{DType, Device, Tensor};
 
@@ -29,9 +29,9 @@ impl ExpertOps for ReferenceBackend {
     ) -> Result<()> {
         let logits = routing.logits(num_rows, router.config.num_experts)?;
         self.run(num_rows, || {
-            let products = self.product(&self.normed(x, num_rows, norm)?, &router.linear)?;
-            let products = products.flatten_all()?.to_device(&Device::Cpu)?.to_dtype(DType::F32)?;
-            logits.copy_from_slice(&products.to_vec1()?);
+            let projected = self.matmul(&self.normed(x, num_rows, norm)?, &router.linear)?;
+            let projected = projected.flatten_all()?.to_device(&Device::Cpu)?.to_dtype(DType::F32)?;
+            logits.copy_from_slice(&projected.to_vec1()?);
             Ok(())
         })?;
         routing.choose(router, num_rows)
@@ -51,12 +51,12 @@ impl ExpertOps for ReferenceBackend {
     ) -> Result<()> {
         let (routing, x) = (routing.held().on(self)?, x.held().on(self)?);
         let out = out.held_mut().on_mut(self)?;
-        self.run(routing.num_places(), || {
+        self.run(routing.num_slots(), || {
             let rows = by_group(&routing.groups, |group| {
                 let tokens = routing.row_at[group.first_row..group.end_row()].iter().map(|row| *row as usize);
                 let x = x.rows(tokens.clone().max().map_or(0, |last| last + 1))?;
                 let x = rms_norm(self, &x.index_select(&self.indices(tokens)?, 0)?, norm)?;
-                let own = |stack| self.product_of(&x, stack, group.matrix);
+                let own = |stack| self.matmul_of(&x, stack, group.matrix);
                 activated(activation, &own(gate)?, &own(up)?)
             })?;
             out.set_rows(&rows)
@@ -69,23 +69,23 @@ impl ExpertOps for ReferenceBackend {
         routing: &Routing,
         h: &Buffer,
         down: &LinearStack,
-        _products: &mut Buffer,
+        _projected: &mut Buffer,
         x: &mut Buffer,
     ) -> Result<()> {
         let num_rows = routing.num_rows();
         let routing = routing.held().on(self)?;
         let (h, x) = (h.held().on(self)?, x.held_mut().on_mut(self)?);
-        let (places, weights) = routing.choices(num_rows);
-        self.run(routing.num_places(), || {
-            let products = by_group(&routing.groups, |group| {
+        let (slots, weights) = routing.choices(num_rows);
+        self.run(routing.num_slots(), || {
+            let projected = by_group(&routing.groups, |group| {
                 let h = h.rows(group.end_row())?.narrow(0, group.first_row, group.num_rows)?;
-                self.product_of(&h.contiguous()?, down, group.matrix)
+                self.matmul_of(&h.contiguous()?, down, group.matrix)
             })?;
-            let places = self.indices(places.iter().map(|place| *place as usize))?;
+            let slots = self.indices(slots.iter().map(|slot| *slot as usize))?;
             let weights = self.tensor(weights, (weights.len(), 1))?;
-            let products = products.index_select(&places, 0)?.broadcast_mul(&weights)?;
-            let (num_products, width) = products.dims2()?;
-            let sum = products.reshape((num_rows, num_products / num_rows, width))?.sum(1)?;
+            let projected = projected.index_select(&slots, 0)?.broadcast_mul(&weights)?;
+            let (num_matmuls, width) = projected.dims2()?;
+            let sum = projected.reshape((num_rows, num_matmuls / num_rows, width))?.sum(1)?;
             let sum = (x.rows(num_rows)? + sum)?;
             x.set_rows(&sum)
         })
@@ -94,16 +94,16 @@ impl ExpertOps for ReferenceBackend {
 
 impl ReferenceBackend {
     /// `W·x + b` for each row of `x`, with the matrix at `index` of a stack.
-    fn product_of(&self, x: &Tensor, stack: &LinearStack, index: usize) -> Result<Tensor, Failure> {
-        let product = stack.weight.held().on(self)?[index].product(self, x)?;
+    fn matmul_of(&self, x: &Tensor, stack: &LinearStack, index: usize) -> Result<Tensor, Failure> {
+        let projected = stack.weight.held().on(self)?[index].matmul(self, x)?;
         match stack.bias_of(index) {
-            Some(bias) => Ok(product.broadcast_add(&self.tensor(bias, bias.len())?)?),
-            None => Ok(product),
+            Some(bias) => Ok(projected.broadcast_add(&self.tensor(bias, bias.len())?)?),
+            None => Ok(projected),
         }
     }
 }
 
-/// The results of all groups where they belong, with zeros between them.
+/// The results of all groups at their slots, with zeros between them.
 fn by_group(
     groups: &[RowGroup],
     result: impl Fn(&RowGroup) -> Result<Tensor, Failure>,

@@ -1,4 +1,4 @@
-//! Products of heads.
+//! Matmuls of heads.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use crate::ops::linear::LinearScratch;
 use crate::ops::weights::MatrixStack;
 
 impl HeadsLinear for ReferenceBackend {
-    /// What is between two results stays as it is, and so do the rows before these.
+    /// Values between two results are unchanged, and so are earlier rows.
     fn heads_linear(
         &self,
         _scratch: &mut LinearScratch,
@@ -32,12 +32,12 @@ impl HeadsLinear for ReferenceBackend {
             let mut parts = Vec::new();
             for (head, matrix) in matrices.iter().enumerate() {
                 let own = values.narrow(1, head * x.stride, matrix.num_cols())?.contiguous()?;
-                parts.push(matrix.product(self, &own)?);
+                parts.push(matrix.matmul(self, &own)?);
                 let rest = matrix.num_rows();
                 parts.push(old.narrow(1, head * out_stride + rest, out_stride - rest)?);
             }
-            let behind = matrices.len() * out_stride;
-            parts.push(old.narrow(1, behind, old.dim(1)? - behind)?);
+            let rest_start = matrices.len() * out_stride;
+            parts.push(old.narrow(1, rest_start, old.dim(1)? - rest_start)?);
             let parts: Vec<Tensor> = parts.into_iter().filter(|part| part.elem_count() > 0).collect();
             out.set_rows(&Tensor::cat(&[before, Tensor::cat(&parts, 1)?], 0)?)
         })

@@ -9,8 +9,8 @@ use crate::ops::KvCacheDType;
 use crate::ops::cpu::paged_cache::{GROUP, KvLayout};
 use crate::ops::kv_cache::{CacheOps, DevicePools};
 
-/// Keys and values, each `[num_slots, num_kv_heads · head_dim]` of the cache's type, or of singles that are rounded to it;
-/// or keys alone, whose first values are the values.
+/// Keys and values, each `[num_slots, num_kv_heads · head_dim]`, of the cache's type or as f32 values rounded to it; or
+/// keys alone, whose first values are the values.
 #[derive(Debug)]
 pub(crate) struct ReferencePools {
     k: Tensor,
@@ -19,8 +19,13 @@ pub(crate) struct ReferencePools {
 }
 
 impl CacheOps for ReferenceBackend {
-    fn pools(&self, layout: KvLayout, num_blocks: usize) -> crate::Result<ReferencePools> {
-        Ok(ReferencePools::new(self, layout, num_blocks)?)
+    fn pools(
+        &self,
+        layout: KvLayout,
+        num_blocks: usize,
+        num_layers: usize,
+    ) -> crate::Result<Vec<ReferencePools>> {
+        (0..num_layers).map(|_| Ok(ReferencePools::new(self, layout, num_blocks)?)).collect()
     }
 }
 
@@ -69,8 +74,8 @@ impl ReferencePools {
         Ok(Self { k: zeros()?, v: has_values.then(zeros).transpose()?, layout })
     }
 
-    /// Rounds keys and values, `[slots.len(), width]`, and puts them into their slots. No values where there is no room
-    /// for them.
+    /// Rounds keys and values, `[slots.len(), width]`, and writes them to their slots. Values are skipped if the cache
+    /// has none.
     pub(super) fn write(
         &mut self,
         backend: &ReferenceBackend,
@@ -81,8 +86,7 @@ impl ReferencePools {
         let slots = backend.indices(slots.iter().copied())?.unsqueeze(1)?;
         let slots = slots.broadcast_as(keys.shape())?.contiguous()?;
         for (pool, rows) in std::iter::once((&self.k, keys)).chain(self.v.iter().zip(values)) {
-            // By way of f32: from f64 directly, bits far behind the half of a unit are overlooked, which is then
-            // taken for a tie.
+            // Through f32: candle's conversion from f64 ignores low bits and mistakes a value near a tie for one.
             let rows = rows.to_dtype(DType::F32)?;
             let rows = match self.layout.dtype {
                 KvCacheDType::Q8_0 => self.round_q8_0(backend, &rows)?,
@@ -93,7 +97,7 @@ impl ReferencePools {
         Ok(())
     }
 
-    /// Heads of singles, rounded to what q8_0 holds.
+    /// Heads of f32, rounded to q8_0.
     fn round_q8_0(&self, backend: &ReferenceBackend, rows: &Tensor) -> Result<Tensor> {
         let mut values: Vec<f32> = rows.flatten_all()?.to_vec1()?;
         for head in values.chunks_exact_mut(self.layout.head_dim) {
@@ -127,7 +131,7 @@ impl ReferencePools {
         self.layout.block_size * pool.dims().last().copied().unwrap_or(0)
     }
 
-    /// The values of a block in single precision, which holds those of all types.
+    /// The values of a block in single precision, which represents those of all types.
     fn block_values(&self, pool: &Tensor, block: usize) -> Result<Vec<f32>> {
         let rows =
             pool.narrow(0, block * self.layout.block_size, self.layout.block_size)?.to_dtype(DType::F32)?;
@@ -154,8 +158,8 @@ impl ReferencePools {
     }
 }
 
-/// Rounds values to whole numbers up to 127 times the smallest scale in half precision that reaches the largest of them. A
-/// group with what is no number, or with more than scales reach, is no numbers.
+/// Rounds values to integers up to 127 times the smallest scale in half precision that reaches the largest of them. A
+/// group with NaN, or with values beyond every scale, becomes NaN.
 fn round_group(values: &mut [f32]) {
     let is_finite = values.iter().all(|value| value.is_finite());
     let largest = values.iter().fold(0.0, |largest: f32, value| largest.max(value.abs()));
@@ -185,7 +189,7 @@ mod tests {
         assert!(f16::from_f32(1.0 / 127.0).to_f32() * 127.0 < 1.0);
         assert_eq!(rounded([-1.0, 0.3]), [-127.0 * scale, (0.3 / scale).round() * scale]);
         assert_eq!(rounded([0.0, -0.0]), [0.0, 0.0]);
-        // Scales as small as halves can be: nothing is cut off.
+        // The smallest possible scales in halves: no value is clamped.
         let tiny = 100.0 * f16::from_bits(1).to_f32();
         assert_eq!(
             rounded([tiny, 0.6 * tiny]),

@@ -1,6 +1,7 @@
-//! Products with weights, and what is fused with them. Shapes are those of [`crate::ops`].
+//! Matmuls with weights, and the ops fused with them. Shapes are those of [`crate::ops`].
 
-use candle_core::{D, Tensor};
+use candle_core::Tensor;
+use candle_nn::ops;
 
 use super::{Failure, ReferenceBackend};
 use crate::Result;
@@ -9,18 +10,18 @@ use crate::ops::linear::{LinearOps, LinearScratch};
 use crate::ops::weights::{Linear, Matrix, RmsNorm};
 
 impl ReferenceBackend {
-    /// The first rows of `x`, `w · x / √(mean(x²) + eps)` over as many values as the norm has.
+    /// The first rows of `x`, `w · x / √(mean(x²) + eps)` over the norm's length.
     pub(super) fn normed(&self, x: &Buffer, num_rows: usize, norm: &RmsNorm) -> Result<Tensor, Failure> {
         let rows = x.held().on(self)?.rows(num_rows)?;
         rms_norm(self, &rows.narrow(1, 0, norm.weight.len())?.contiguous()?, norm)
     }
 
     /// `W·x + b` for each row of `x`.
-    pub(super) fn product(&self, x: &Tensor, linear: &Linear) -> Result<Tensor, Failure> {
-        let product = linear.weight.held().on(self)?.product(self, x)?;
+    pub(super) fn matmul(&self, x: &Tensor, linear: &Linear) -> Result<Tensor, Failure> {
+        let projected = linear.weight.held().on(self)?.matmul(self, x)?;
         match &linear.bias {
-            Some(bias) => Ok(product.broadcast_add(&self.tensor(bias, bias.len())?)?),
-            None => Ok(product),
+            Some(bias) => Ok(projected.broadcast_add(&self.tensor(bias, bias.len())?)?),
+            None => Ok(projected),
         }
     }
 }
@@ -28,8 +29,8 @@ impl ReferenceBackend {
 /// `w · x / √(mean(x²) + eps)` over the last dimension.
 pub(super) fn rms_norm(backend: &ReferenceBackend, x: &Tensor, norm: &RmsNorm) -> Result<Tensor, Failure> {
     let weight = backend.tensor(&norm.weight, norm.weight.len())?;
-    let root_mean_square = (x.sqr()?.mean_keepdim(D::Minus1)? + f64::from(norm.eps))?.sqrt()?;
-    Ok(x.broadcast_div(&root_mean_square)?.broadcast_mul(&weight)?)
+    // candle's fused function does not support f64.
+    Ok(ops::rms_norm_slow(x, &weight, norm.eps)?)
 }
 
 impl LinearOps for ReferenceBackend {
@@ -65,7 +66,7 @@ impl LinearOps for ReferenceBackend {
                     x.held().on(self)?.rows(num_rows)?.narrow(1, 0, hidden)?.contiguous()?
                 }
             };
-            let parts = linears.iter().map(|own| self.product(&x, own)).collect::<Result<Vec<_>, _>>()?;
+            let parts = linears.iter().map(|own| self.matmul(&x, own)).collect::<Result<Vec<_>, _>>()?;
             out.set_rows(&Tensor::cat(&parts, 1)?)
         })
     }
@@ -79,7 +80,7 @@ impl LinearOps for ReferenceBackend {
         out: &mut Buffer,
     ) -> Result<()> {
         let (h, out) = (h.held().on(self)?, out.held_mut().on_mut(self)?);
-        self.run(num_rows, || out.set_rows(&self.product(&h.rows(num_rows)?, linear)?))
+        self.run(num_rows, || out.set_rows(&self.matmul(&h.rows(num_rows)?, linear)?))
     }
 
     fn linear_residual(
@@ -92,7 +93,7 @@ impl LinearOps for ReferenceBackend {
     ) -> Result<()> {
         let (h, x) = (h.held().on(self)?, x.held_mut().on_mut(self)?);
         self.run(num_rows, || {
-            let sum = (x.rows(num_rows)? + self.product(&h.rows(num_rows)?, linear)?)?;
+            let sum = (x.rows(num_rows)? + self.matmul(&h.rows(num_rows)?, linear)?)?;
             x.set_rows(&sum)
         })
     }
@@ -112,7 +113,7 @@ impl LinearOps for ReferenceBackend {
         let out = out.held_mut().on_mut(self)?;
         self.run(num_rows, || {
             let x = self.normed(x, num_rows, norm)?;
-            out.set_rows(&(gate.product(self, &x)?.silu()? * up.product(self, &x)?)?)
+            out.set_rows(&(gate.matmul(self, &x)?.silu()? * up.matmul(self, &x)?)?)
         })
     }
 
@@ -129,7 +130,7 @@ impl LinearOps for ReferenceBackend {
         let out = out.held_mut().on_mut(self)?;
         self.run(num_rows, || {
             let x = self.normed(x, num_rows, norm)?;
-            out.set_rows(&(self.product(&x, gate)?.silu()? * self.product(&x, up)?)?)
+            out.set_rows(&(self.matmul(&x, gate)?.silu()? * self.matmul(&x, up)?)?)
         })
     }
 
@@ -143,6 +144,6 @@ impl LinearOps for ReferenceBackend {
         logits: &mut Buffer,
     ) -> Result<()> {
         let (head, logits) = (head.held().on(self)?, logits.held_mut().on_mut(self)?);
-        self.run(num_rows, || logits.set_rows(&head.product(self, &self.normed(x, num_rows, norm)?)?))
+        self.run(num_rows, || logits.set_rows(&head.matmul(self, &self.normed(x, num_rows, norm)?)?))
     }
 }

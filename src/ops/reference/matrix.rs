@@ -1,4 +1,4 @@
-//! A weight matrix as it lies in its file, decoded by candle, or by [`blocks`] if it has a type that candle does not know.
+//! A weight matrix in its file's format, decoded by candle, or by [`blocks`] for types that candle does not support.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use super::Result;
 use crate::Error;
 use crate::weights::{DType, FileType, SharedBytes, blocks};
 
-/// Values that are decoded together: a matrix is decoded anew for each product, and no more of it than this at once.
-const VALUES_PER_PIECE: usize = 1 << 24;
+/// Maximum values that are decoded at once: a matrix is decoded anew for each matmul.
+const VALUES_PER_CHUNK: usize = 1 << 24;
 
 /// `[rows, cols]` of any type.
 #[derive(Debug)]
@@ -20,9 +20,9 @@ pub(crate) struct ReferenceMatrix {
     stored: FileType,
     rows: usize,
     cols: usize,
-    /// The rows of the file, one after the other.
+    /// The rows of the file in sequence.
     bytes: SharedBytes,
-    /// The same where a GPU reads them.
+    /// The same in memory of a GPU.
     on_device: Option<OnDevice>,
 }
 
@@ -32,7 +32,7 @@ enum OnDevice {
     Quantized(QMatMul),
 }
 
-/// What candle calls a type.
+/// candle's name of a type.
 enum CandleDType {
     Dense(candle_core::DType),
     Quantized(GgmlDType),
@@ -62,10 +62,10 @@ impl From<FileType> for CandleDType {
 }
 
 impl ReferenceMatrix {
-    /// Rows as they lie in a file.
+    /// Rows in their file's format.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidModel`] if there are more or fewer bytes than the shape asks for.
+    /// [`crate::ErrorKind::InvalidModel`] if the number of bytes does not match the shape.
     pub(crate) fn new(
         backend: &ReferenceBackend,
         stored: FileType,
@@ -82,7 +82,7 @@ impl ReferenceMatrix {
         if !backend.device().is_cpu() {
             matrix.on_device = match matrix.stored.into() {
                 CandleDType::Dense(_) => Some(OnDevice::Dense(matrix.load(0..rows, backend.device())?)),
-                // Its rows are decoded on the CPU for each product.
+                // Its rows are decoded on the CPU for each matmul.
                 CandleDType::Unknown => None,
                 CandleDType::Quantized(dtype) => {
                     let blocks = matrix.copy(0..rows)?;
@@ -113,13 +113,13 @@ impl ReferenceMatrix {
     }
 
     /// `x·Wᵀ` for rows `x`, `[n, cols]` → `[n, rows]`.
-    pub(super) fn product(&self, backend: &ReferenceBackend, x: &Tensor) -> Result<Tensor> {
+    pub(super) fn matmul(&self, backend: &ReferenceBackend, x: &Tensor) -> Result<Tensor> {
         // Not on the CPU, where candle would round the activations to eight bits.
         if let Some(OnDevice::Quantized(weights)) = &self.on_device {
             return Ok(weights.forward(&x.contiguous()?)?);
         }
-        let step = (VALUES_PER_PIECE / self.cols.max(1)).max(1);
-        let pieces = (0..self.rows).step_by(step).map(|first| {
+        let step = (VALUES_PER_CHUNK / self.cols.max(1)).max(1);
+        let chunks = (0..self.rows).step_by(step).map(|first| {
             let rows = first..self.rows.min(first + step);
             let weights = match &self.on_device {
                 Some(OnDevice::Dense(weights)) => {
@@ -129,7 +129,7 @@ impl ReferenceMatrix {
             };
             Ok(x.matmul(&weights.t()?)?)
         });
-        Ok(Tensor::cat(&pieces.collect::<Result<Vec<_>>>()?, 1)?)
+        Ok(Tensor::cat(&chunks.collect::<Result<Vec<_>>>()?, 1)?)
     }
 
     /// Some rows, `[rows.len(), cols]`.
@@ -141,7 +141,7 @@ impl ReferenceMatrix {
         backend.bring(&self.load(rows, &Device::Cpu)?)
     }
 
-    /// Some rows: decoded on the CPU; of a dense type as they are.
+    /// Some rows: decoded on the CPU; dense types unchanged.
     fn load(&self, rows: impl ExactSizeIterator<Item = usize>, device: &Device) -> Result<Tensor> {
         let shape = (rows.len(), self.cols);
         let bytes = self.copy(rows)?;
@@ -160,7 +160,8 @@ impl ReferenceMatrix {
         })
     }
 
-    /// The bytes of some rows, aligned for blocks, which begin at any address in a file, and perhaps one more.
+    /// The bytes of some rows, copied to an aligned range for blocks, which may begin at any address in a file, plus at
+    /// most one byte.
     fn copy(&self, rows: impl ExactSizeIterator<Item = usize>) -> Result<Vec<u16>> {
         let row_bytes = self.stored.row_bytes(self.cols)?;
         let mut words = vec![0_u16; (rows.len() * row_bytes).div_ceil(2)];

@@ -1,9 +1,9 @@
-//! Every op as a few lines of candle's tensors: the definition that kernels are tested against, a way out where a
-//! kernel fails on a machine (`--kernels reference`), and the way in for a new op.
+//! Every op as a few lines of candle's tensors: the definition that kernels are tested against, a fallback if a kernel
+//! fails on a machine (`--kernels reference`), and the start for a new op.
 //!
-//! One file per op, named like the op. What is computed here is meant to be read: no layout but rows, no fusion, no
-//! memory that is kept from step to step except weights and the cache. In f64 it is the oracle of the tests; in f32
-//! it runs on every device that candle has.
+//! One file per op, named like the op. The code is meant to be read: no layout but rows, no fusion, no memory that is
+//! kept from step to step except weights and the cache. In f64 it is the oracle of the tests; in f32 it runs on every
+//! device of candle's.
 
 mod backend;
 mod bandwidth;
@@ -35,7 +35,7 @@ pub(crate) use matrix::ReferenceMatrix;
 
 use std::convert::Infallible;
 
-use crate::ops::device::{Device, forms};
+use crate::ops::device::{Device, device_access};
 use crate::ops::experts::HostRouting;
 
 impl Device for ReferenceBackend {
@@ -54,10 +54,10 @@ impl Device for ReferenceBackend {
     type AttentionScratch = ();
     type ExpandedScratch = ();
 
-    forms!(Reference);
+    device_access!(Reference);
 }
 
-/// What candle or this folder failed with, on its way to whoever knows [`crate::Error`] only.
+/// Errors of candle and of this folder, until they become a [`crate::Error`].
 #[derive(Debug)]
 pub(crate) struct Failure(crate::Error);
 

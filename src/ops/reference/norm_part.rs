@@ -1,4 +1,4 @@
-//! `x = norm(x)` for a part of each row.
+//! `x = norm(x)` for a range of each row.
 
 use candle_core::Tensor;
 

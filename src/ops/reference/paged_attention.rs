@@ -1,6 +1,7 @@
-//! `softmax(q·Kᵀ · scale)·V` over the tokens of each row's sequence, with all that a layer may say of it.
+//! `softmax(q·Kᵀ · scale)·V` over the tokens of each row's sequence, with all deviations that a layer may have.
 
 use candle_core::{D, Device, Tensor};
+use candle_nn::ops::softmax_last_dim;
 
 use super::{ReferenceBackend, Result};
 use crate::ops::buffer::Buffer;
@@ -65,7 +66,7 @@ pub(super) fn attention(
         let heads = rows.reshape((rows.dim(0)?, num_heads, rows.dim(1)? / num_heads))?;
         heads.transpose(0, 1)?.contiguous()
     };
-    // The query heads of a key head lie side by side, so that they are rows of one product.
+    // The query heads of a key head are adjacent, so they are rows of one matmul.
     let (shared, group) = (num_heads / num_kv_heads * len, num_heads / num_kv_heads);
     let queries = heads_of(queries, num_heads)?.reshape((num_kv_heads, shared, head_dim))?;
     let scores = queries.matmul(&heads_of(keys, num_kv_heads)?.transpose(1, 2)?)?;
@@ -79,24 +80,22 @@ pub(super) fn attention(
     let scores = scores.broadcast_add(&mask)?;
     let weights = match &spec.sinks {
         Some(sinks) => {
-            // One more position, which has no value.
+            // One more position, without a value.
             let sinks = backend.tensor(sinks, (num_kv_heads, group, 1, 1))?;
             let sinks = sinks.broadcast_as((num_kv_heads, group, len, 1))?;
-            softmax(&Tensor::cat(&[&scores, &sinks], D::Minus1)?)?.narrow(D::Minus1, 0, seq_len)?
+            softmax_last_dim(&Tensor::cat(&[&scores, &sinks], D::Minus1)?.contiguous()?)?.narrow(
+                D::Minus1,
+                0,
+                seq_len,
+            )?
         }
-        None => softmax(&scores)?,
+        None => softmax_last_dim(&scores.contiguous()?)?,
     };
     let weights = weights.contiguous()?;
     let results =
         weights.reshape((num_kv_heads, shared, seq_len))?.matmul(&heads_of(values, num_kv_heads)?)?;
     let results = results.reshape((num_heads, len, value_dim))?.transpose(0, 1)?;
     Ok(results.reshape((len, num_heads * value_dim))?)
-}
-
-/// `eˣ / Σ eˣ` over the last dimension.
-fn softmax(x: &Tensor) -> Result<Tensor> {
-    let weights = x.broadcast_sub(&x.max_keepdim(D::Minus1)?)?.exp()?;
-    Ok(weights.broadcast_div(&weights.sum_keepdim(D::Minus1)?)?)
 }
 
 /// `[len, seq_len]`: 0 where a token attends to a position, else -∞.

@@ -1,4 +1,4 @@
-//! Rotation and attention are definitions of their own.
+//! Rotation and attention have separate definitions.
 
 use super::ReferenceBackend;
 use crate::ops::rope_attention::RopeAttention;

@@ -1,6 +1,7 @@
-//! Norms and rotation of queries and keys, and the way into the cache.
+//! Norms and rotation of queries and keys, and the write to the cache.
 
 use candle_core::{Device, Tensor};
+use candle_nn::rotary_emb::{rope_i, rope_thd};
 
 use super::linear::rms_norm;
 use super::{Failure, ReferenceBackend, Result};
@@ -51,7 +52,7 @@ impl RopeKvWrite for ReferenceBackend {
     }
 }
 
-/// Cosines and sines of the angles of some positions, `[positions, 1, pairs]`.
+/// Cosines and sines of the angles of some positions, `[positions, pairs]`.
 pub(super) struct Rotation {
     style: RopeStyle,
     cos: Tensor,
@@ -60,7 +61,7 @@ pub(super) struct Rotation {
 
 impl Rotation {
     pub(super) fn new(backend: &ReferenceBackend, table: &RopeTable, positions: &[u32]) -> Result<Self> {
-        // Products of singles, as the models were trained with.
+        // Angles are computed in f32, as the models were trained with.
         let angles: Vec<f32> = positions
             .iter()
             .flat_map(|position| {
@@ -68,7 +69,7 @@ impl Rotation {
             })
             .collect();
         // On the CPU: a GPU's fast functions lose large angles.
-        let angles = Tensor::from_vec(angles, (positions.len(), 1, table.num_pairs()), &Device::Cpu)?;
+        let angles = Tensor::from_vec(angles, (positions.len(), table.num_pairs()), &Device::Cpu)?;
         let angles = angles.to_dtype(backend.dtype())?;
         let factor = f64::from(table.factor());
         Ok(Self {
@@ -78,26 +79,23 @@ impl Rotation {
         })
     }
 
-    /// Rotates the pairs of heads, `[positions, heads, head_dim]`; values behind the pairs stay as they are.
+    /// Rotates the pairs of heads, `[positions, heads, head_dim]`; values after the pairs are unchanged.
     pub(super) fn apply(&self, heads: &Tensor) -> Result<Tensor> {
-        let (num_positions, num_heads, head_dim) = heads.dims3()?;
-        let num_pairs = self.cos.dim(2)?;
+        let head_dim = heads.dim(2)?;
+        let num_pairs = self.cos.dim(1)?;
         if num_pairs == 0 {
             return Ok(heads.clone());
         }
         let num_rotated = 2 * num_pairs;
-        // `[positions, heads, 2, pairs]` or `[positions, heads, pairs, 2]`: which dimension has the two of a pair.
-        let (shape, two) = match self.style {
-            RopeStyle::HalfSplit => ((num_positions, num_heads, 2, num_pairs), 2),
-            RopeStyle::Interleaved => ((num_positions, num_heads, num_pairs, 2), 3),
+        let pairs = heads.narrow(2, 0, num_rotated)?.unsqueeze(0)?;
+        let rotated = match self.style {
+            RopeStyle::HalfSplit => rope_thd(&pairs.contiguous()?, &self.cos, &self.sin)?,
+            RopeStyle::Interleaved => {
+                let pairs = pairs.transpose(1, 2)?.contiguous()?;
+                rope_i(&pairs, &self.cos, &self.sin)?.transpose(1, 2)?
+            }
         };
-        let pairs = heads.narrow(2, 0, num_rotated)?.reshape(shape)?;
-        let [x, y] = [0, 1].map(|index| pairs.get_on_dim(two, index));
-        let (x, y) = (x?, y?);
-        let rotated_x = (x.broadcast_mul(&self.cos)? - y.broadcast_mul(&self.sin)?)?;
-        let rotated_y = (y.broadcast_mul(&self.cos)? + x.broadcast_mul(&self.sin)?)?;
-        let rotated = Tensor::stack(&[rotated_x, rotated_y], two)?;
-        let rotated = rotated.reshape((num_positions, num_heads, num_rotated))?;
+        let rotated = rotated.squeeze(0)?;
         if num_rotated == head_dim {
             return Ok(rotated);
         }

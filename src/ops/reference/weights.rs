@@ -1,4 +1,4 @@
-//! Weights as they lie in their file.
+//! Weights in their file's format.
 
 use super::{ReferenceBackend, ReferenceMatrix};
 use crate::ops::weights::{DeviceMatrix, DeviceStack, WeightOps};

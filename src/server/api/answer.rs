@@ -12,7 +12,7 @@ use super::super::history::Identity;
 use super::options::StreamOptions;
 use super::stream::StreamWriter;
 
-/// The form in which one interface answers, at once or as a stream.
+/// The style in which one interface answers, at once or as a stream.
 pub(super) trait Answer: Sized + Send + 'static {
     type Writer: StreamWriter;
 
@@ -22,6 +22,6 @@ pub(super) trait Answer: Sized + Send + 'static {
     /// Waits for everything and answers.
     fn collect(self, generation: Generation) -> impl Future<Output = Result<Response, ApiError>> + Send;
 
-    /// Answers piece by piece.
+    /// Answers chunk by chunk.
     fn into_writer(self, options: StreamOptions) -> Self::Writer;
 }

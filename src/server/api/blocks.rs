@@ -14,15 +14,15 @@ use super::super::error::{ApiError, ok};
 use super::super::generation::{Generation, Totals};
 use super::super::history::Identity;
 use super::answer::Answer;
-use super::form::chat_tokens;
 use super::options::StreamOptions;
+use super::shape::chat_tokens;
 use super::stream::StreamWriter;
-use super::turn::{Piece, Turn, TurnFormat};
+use super::turn::{Turn, TurnDelta, TurnFormat};
 use super::types::ChatToken;
-use crate::engine::Request;
-use crate::llm::TextEvent;
-use crate::sampling::TokenLogprobs;
-use crate::tokenizer::Tokenizer;
+use tinyvllm::engine::Request;
+use tinyvllm::llm::TextEvent;
+use tinyvllm::sampling::TokenLogprobs;
+use tinyvllm::tokenizer::Tokenizer;
 
 /// A part of an answer.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(super) struct Block {
     pub(super) kind: BlockKind,
     /// What is thought or said, or the arguments of the call, as far as they have come.
     pub(super) text: String,
-    /// What is told of the tokens of text, if that is wanted.
+    /// What is reported of the tokens of text, if requested.
     pub(super) tokens: Vec<ChatToken>,
 }
 
@@ -47,7 +47,7 @@ pub(super) enum BlockKind {
 pub(super) enum Step {
     /// There is a new block. What is in it comes in further steps.
     Begin(usize),
-    /// It goes on.
+    /// It continues.
     Delta { index: usize, text: String, tokens: Vec<ChatToken> },
     /// It is complete, or as far as it gets.
     End(usize),
@@ -68,7 +68,7 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// The answer to this request, which is taken apart like this.
+    /// The answer to this request, with this parser.
     pub(super) fn new(request: &Request, turns: TurnFormat) -> Self {
         let totals = Totals {
             num_prompt_tokens: request.prompt_token_ids.len(),
@@ -118,14 +118,14 @@ impl Blocks {
                         self.pending.push((token_id, logprobs));
                     }
                 }
-                for piece in self.turn.push(&text, token_id.is_some(), &mut self.totals) {
-                    self.add(piece, tokenizer, &mut steps);
+                for delta in self.turn.push(&text, token_id.is_some(), &mut self.totals) {
+                    self.add(delta, tokenizer, &mut steps);
                 }
             }
             TextEvent::Finished { index, reason, stats, matched_stop, .. } => {
                 self.totals.add(index, &stats);
-                for piece in self.turn.finish() {
-                    self.add(piece, tokenizer, &mut steps);
+                for delta in self.turn.finish() {
+                    self.add(delta, tokenizer, &mut steps);
                 }
                 self.end = Some((self.turn.finish_reason(reason.name()), matched_stop));
                 self.close(&mut steps);
@@ -134,13 +134,13 @@ impl Blocks {
         steps
     }
 
-    fn add(&mut self, piece: Piece, tokenizer: Option<&Tokenizer>, steps: &mut Vec<Step>) {
-        match piece {
-            Piece::Reasoning(text) => self.extend(BlockKind::Reasoning, text, tokenizer, steps),
-            Piece::Content(text) => self.extend(BlockKind::Text, text, tokenizer, steps),
-            Piece::Call { id, name, .. } => self.begin(BlockKind::Call { id, name }, steps),
+    fn add(&mut self, delta: TurnDelta, tokenizer: Option<&Tokenizer>, steps: &mut Vec<Step>) {
+        match delta {
+            TurnDelta::Reasoning(text) => self.extend(BlockKind::Reasoning, text, tokenizer, steps),
+            TurnDelta::Content(text) => self.extend(BlockKind::Text, text, tokenizer, steps),
+            TurnDelta::Call { id, name, .. } => self.begin(BlockKind::Call { id, name }, steps),
             // They follow the beginning of their call.
-            Piece::Arguments { text, .. } => self.append(text, Vec::new(), steps),
+            TurnDelta::Arguments { text, .. } => self.append(text, Vec::new(), steps),
         }
     }
 
@@ -210,12 +210,12 @@ pub(super) trait BlockStyle: Send + Unpin + 'static {
 }
 
 /// An answer of blocks in the style of one interface.
-pub(super) struct BlockForm<S> {
+pub(super) struct BlockResponse<S> {
     pub(super) blocks: Blocks,
     pub(super) style: S,
 }
 
-impl<S: BlockStyle> Answer for BlockForm<S> {
+impl<S: BlockStyle> Answer for BlockResponse<S> {
     type Writer = BlockWriter<S>;
 
     fn identity(&self, request_id: Arc<str>, caller: Caller) -> Identity {
@@ -233,13 +233,13 @@ impl<S: BlockStyle> Answer for BlockForm<S> {
     fn into_writer(mut self, _: StreamOptions) -> BlockWriter<S> {
         let mut bytes = Vec::new();
         self.style.write_begin(&self.blocks, &mut bytes);
-        BlockWriter { form: self, bytes }
+        BlockWriter { shape: self, bytes }
     }
 }
 
 /// Turns events into those of the interface.
 pub(super) struct BlockWriter<S> {
-    form: BlockForm<S>,
+    shape: BlockResponse<S>,
     bytes: Vec<u8>,
 }
 
@@ -248,19 +248,19 @@ impl<S: BlockStyle> StreamWriter for BlockWriter<S> {
     const KEEP_ALIVE: &'static [u8] = S::KEEP_ALIVE;
 
     fn write_event(&mut self, generation: &Generation, _prompt: usize, event: TextEvent, _is_last: bool) {
-        let BlockForm { blocks, style } = &mut self.form;
+        let BlockResponse { blocks, style } = &mut self.shape;
         for step in blocks.push(event, generation.model.llm.tokenizer()) {
             style.write_step(blocks, step, &mut self.bytes);
         }
     }
 
     fn write_end(&mut self, _: &Generation) {
-        let BlockForm { blocks, style } = &mut self.form;
+        let BlockResponse { blocks, style } = &mut self.shape;
         style.write_end(blocks, &mut self.bytes);
     }
 
     fn write_error(&mut self, error: &ApiError) {
-        let BlockForm { blocks, style } = &mut self.form;
+        let BlockResponse { blocks, style } = &mut self.shape;
         style.write_error(blocks, error, &mut self.bytes);
     }
 
@@ -272,8 +272,8 @@ impl<S: BlockStyle> StreamWriter for BlockWriter<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chat::{AnswerFormat, ReasoningFormat, ToolCallFormat};
-    use crate::engine::{FinishReason, SequenceStats};
+    use tinyvllm::chat::{AnswerFormat, ReasoningFormat, ToolCallFormat};
+    use tinyvllm::engine::{FinishReason, SequenceStats};
 
     const TEXT: &str = "<think>\nRome?\n</think>\n\nLet me see.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": \
         {\"city\": \"Rome\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>";
@@ -290,8 +290,8 @@ mod tests {
     fn push(blocks: &mut Blocks, text: &str, size: usize, reason: FinishReason) -> Vec<Step> {
         let characters: Vec<char> = text.chars().collect();
         let mut steps = Vec::new();
-        for piece in characters.chunks(size) {
-            let text = piece.iter().collect();
+        for delta in characters.chunks(size) {
+            let text = delta.iter().collect();
             steps.extend(
                 blocks.push(TextEvent::Delta { index: 0, text, token_id: Some(1), logprobs: None }, None),
             );

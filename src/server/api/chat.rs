@@ -6,9 +6,9 @@ use super::super::error::ApiError;
 use super::super::json::{Fields, NO_LIMIT};
 use super::super::state::{App, Model};
 use super::conversation::{self, Answers, Conversation, Variables};
-use super::form::{Form, Kind};
 use super::options::{Options, Words};
 use super::prompt_report::PromptReport;
+use super::shape::{Kind, ResponseShape};
 use super::tools::ToolRequest;
 use super::{Prepared, generate, messages, prediction, sampling, structured};
 use axum::body::Body;
@@ -24,7 +24,7 @@ pub(in super::super) async fn handle(
     generate(app, request, parse).await
 }
 
-pub(super) fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Form>, ApiError> {
+pub(super) fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<ResponseShape>, ApiError> {
     let mut params = sampling::parse(&mut fields, model.llm.sampling_defaults())?;
     params.max_tokens = max_tokens(&mut fields)?;
     params.logprobs = logprobs(&mut fields)?;
@@ -43,10 +43,10 @@ pub(super) fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Form>,
     let (request, turns) = conversation.prepare(model, params, &mut options, answers)?;
     let mut requests = vec![request];
     prediction::apply(predicted.as_deref(), model, &mut requests)?;
-    let mut form = Form::new(Kind::Chat, model, &requests, &options, has_logprobs);
-    form.set_prompt_report(PromptReport::prepare(&mut requests, options.prompt_logprobs, None)?);
-    form.set_turns(turns);
-    Ok(Prepared { requests, options, form })
+    let mut shape = ResponseShape::new(Kind::Chat, model, &requests, &options, has_logprobs);
+    shape.set_prompt_report(PromptReport::prepare(&mut requests, options.prompt_logprobs, None)?);
+    shape.set_turns(turns);
+    Ok(Prepared { requests, options, shape })
 }
 
 /// The token ids of the conversation in `messages`, with the tools.
@@ -77,8 +77,8 @@ fn conversation(fields: &mut Fields, tools: ToolRequest) -> Result<Conversation,
 
 /// The newer name wins; both may be given if they agree.
 fn max_tokens(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
-    let old = fields.limit("max_tokens")?;
-    let new = fields.limit("max_completion_tokens")?;
+    let old = fields.limit("max_tokens", 1)?;
+    let new = fields.limit("max_completion_tokens", 1)?;
     match (old, new) {
         (Some(old), Some(new)) if old != new => {
             let [old, new] = [old, new].map(|limit| match limit {

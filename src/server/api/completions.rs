@@ -10,18 +10,18 @@ use serde_json::Value;
 
 use super::super::account::on_text;
 use super::super::error::ApiError;
-use super::super::json::{Fields, NO_LIMIT, wrong_type};
+use super::super::json::{Fields, NO_LIMIT, wrong_token_ids, wrong_type};
 use super::super::state::{App, Model};
-use super::super::values::Part;
+use super::super::values::BodyValue;
 use super::conversation::check_text_len;
-use super::form::{Form, Kind};
 use super::options::{MAX_PROMPTS, Options, Words};
 use super::prompt_report::PromptReport;
+use super::shape::{Kind, ResponseShape};
 use super::{Prepared, generate, prediction, sampling, structured};
-use crate::engine::Request;
-use crate::tokenizer::Tokenizer;
+use tinyvllm::engine::Request;
+use tinyvllm::tokenizer::Tokenizer;
 
-/// What OpenAI generates if nothing is said.
+/// OpenAI's default.
 const DEFAULT_MAX_TOKENS: usize = 16;
 
 /// Continues prompts.
@@ -38,16 +38,16 @@ enum Prompt {
     Ids(Vec<u32>),
 }
 
-pub(super) fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Form>, ApiError> {
+pub(super) fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<ResponseShape>, ApiError> {
     let mut params = sampling::parse(&mut fields, model.llm.sampling_defaults())?;
     params.logprobs = fields.unsigned("logprobs")?;
     let predicted = prediction::parse(&mut fields)?;
     let echo = fields.bool("echo")?.unwrap_or(false);
-    let max_tokens = fields.limit("max_tokens")?;
+    let max_tokens = fields.limit("max_tokens", 0)?;
     let mut options = Options::parse(&mut fields, &params.stop, &Words::CHATS)?;
     options.parse_progress(&mut fields)?;
     if fields.bool("continue_final_message")?.unwrap_or(false) {
-        let message = "continue_final_message is for chats; a completion always goes on with its prompt";
+        let message = "continue_final_message is for chats; a completion always continues its prompt";
         return Err(ApiError::unsupported("continue_final_message", message));
     }
     let add_special_tokens = fields.bool("add_special_tokens")?.unwrap_or(true);
@@ -67,12 +67,12 @@ pub(super) fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Form>,
         };
         let left = engine.config().max_model_len.saturating_sub(prompt_token_ids.len());
         params.max_tokens = Some(match max_tokens {
-            // A window that is almost full is no reason to refuse what nobody asked for.
+            // An almost full window is no reason to refuse a default.
             None => {
                 let default = model.llm.default_max_tokens(prompt_token_ids.len(), &params);
                 default.map_or(DEFAULT_MAX_TOKENS, |most| most.min(DEFAULT_MAX_TOKENS)).min(left).max(1)
             }
-            // With `echo` the prompt alone can be wanted. It must fit as any other.
+            // With `echo` the prompt alone can be requested. It must fit as any other.
             Some(0) if echo => 1,
             Some(NO_LIMIT) => left.max(1),
             Some(given) => given,
@@ -94,18 +94,18 @@ pub(super) fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Form>,
     }
     prediction::apply(predicted.as_deref(), model, &mut requests)?;
     let has_logprobs = params.logprobs.is_some();
-    let mut form = Form::new(Kind::Completion, model, &requests, &options, has_logprobs);
-    form.set_echo(echoes);
+    let mut shape = ResponseShape::new(Kind::Completion, model, &requests, &options, has_logprobs);
+    shape.set_echo(echoes);
     let report =
         PromptReport::prepare(&mut requests, options.prompt_logprobs, params.logprobs.filter(|_| echo))?;
     match (max_tokens, &report) {
         // Nothing is to be computed.
         (Some(0), None) => requests.clear(),
-        (Some(0), Some(_)) => form.set_prompt_only(),
+        (Some(0), Some(_)) => shape.set_prompt_only(),
         _ => {}
     }
-    form.set_prompt_report(report);
-    Ok(Prepared { requests, options, form })
+    shape.set_prompt_report(report);
+    Ok(Prepared { requests, options, shape })
 }
 
 /// The token ids of a text.
@@ -140,15 +140,15 @@ fn prompts(fields: &mut Fields) -> Result<Vec<Prompt>, ApiError> {
             other => return Err(wrong(&other)),
         },
     };
-    if items.first().is_some_and(Part::is_number) {
-        let message = "prompt is a list of numbers, but not all of them can be token ids";
-        return Err(ApiError::invalid("prompt", message));
+    if items.first().is_some_and(BodyValue::is_number) {
+        let items = items.into_iter().map(BodyValue::read).collect::<Result<_, _>>()?;
+        return Err(wrong_token_ids("prompt".to_owned(), &Value::Array(items)));
     }
     if items.is_empty() || items.len() > MAX_PROMPTS {
         let message = format!("prompt has {} entries; it must have 1 to {MAX_PROMPTS}", items.len());
         return Err(ApiError::invalid("prompt", message));
     }
-    let prompt = |item: Part| match item.into_token_ids()? {
+    let prompt = |item: BodyValue| match item.into_token_ids()? {
         Ok(ids) => Ok(Prompt::Ids(ids)),
         Err(other) => match other.read()? {
             Value::String(text) => Ok(Prompt::Text(text)),

@@ -16,16 +16,19 @@ use super::options::Options;
 use super::structured::{self, StructuredOutput};
 use super::tools::{ToolChoice, ToolRequest};
 use super::turn::TurnFormat;
-use crate::chat::{self, AnswerFormat, Chat, ChatOptions, Message, Tool, ToolCallFormat, on_account};
-use crate::engine::Request;
-use crate::grammar::GrammarSpec;
-use crate::sampling::{Constraint, SamplingParams};
+use tinyvllm::chat::{self, AnswerFormat, Chat, ChatOptions, Message, Tool, ToolCallFormat, on_account};
+use tinyvllm::engine::Request;
+use tinyvllm::grammar::GrammarSpec;
+use tinyvllm::sampling::{Constraint, SamplingParams};
 
 /// Variables of the template that other fields of the request are about.
 const RESERVED_VARIABLES: [&str; 4] =
     ["add_generation_prompt", "continue_final_message", "messages", "tools"];
 
-/// The variables with which templates are told whether the model is to think.
+/// How much effort a request can ask for. Templates know some of them each.
+const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+
+/// The template variables that switch reasoning.
 const THINKING_SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 
 /// Where the values of templates go that take much more than their conversation.
@@ -37,13 +40,13 @@ pub(super) struct Conversation {
     /// The field that the messages came in.
     pub(super) param: &'static str,
     pub(super) messages: Vec<Message>,
-    /// The first place in which they speak of tools.
+    /// The first path in which they have tools.
     pub(super) about_tools: Option<String>,
     pub(super) tools: ToolRequest,
     pub(super) add_generation_prompt: bool,
-    /// The answer goes on with the last message.
+    /// The answer continues the last message.
     pub(super) continue_final_message: bool,
-    /// What the request gives to the template beside its messages.
+    /// The template variables of a request, in addition to its messages.
     pub(super) variables: Variables,
 }
 
@@ -51,9 +54,9 @@ pub(super) struct Conversation {
 #[derive(Debug, Default)]
 pub(super) struct Variables {
     pub(super) values: Map<String, Value>,
-    /// The names of those that the request itself has in `chat_template_kwargs`, and who hears of them if the template
-    /// does not read them.
-    given: Vec<String>,
+    /// Those that the request itself gives, each with its path in the body, and the receiver of the paths of which the
+    /// template reads nothing.
+    given: Vec<(String, String)>,
     ignored: Option<Ignored>,
 }
 
@@ -65,14 +68,14 @@ impl Variables {
         }
     }
 
-    fn tell_unread(&self, chat: Option<&Chat>) {
+    fn report_unread(&self, chat: Option<&Chat>) {
         let Some(ignored) = &self.ignored else { return };
-        let unread = self.given.iter().filter(|name| chat.is_some_and(|chat| !chat.reads(name)));
-        unread.for_each(|name| ignored.add(&format!("chat_template_kwargs.{name}")));
+        let unread = self.given.iter().filter(|(name, _)| chat.is_some_and(|chat| !chat.reads(name)));
+        unread.for_each(|(_, path)| ignored.add(path));
     }
 }
 
-/// What is asked of the answer beside its sampling.
+/// The options of an answer, in addition to its sampling.
 pub(super) struct Answers {
     pub(super) output: Option<StructuredOutput>,
     pub(super) includes_reasoning: bool,
@@ -87,29 +90,28 @@ impl Conversation {
         self.encode_with(model, self.known_tools(model, &none)?)
     }
 
-    /// The tools, or `none` if the template tells the model nothing of them. Then nothing of them is left that the model
-    /// could read, which is told; a call cannot be asked for.
+    /// The tools, or `none` if the template does not write them. Then the model sees none of them, which is reported; a
+    /// call cannot be required.
     fn known_tools<'t>(&'t self, model: &Model, none: &'t ToolRequest) -> Result<&'t ToolRequest, ApiError> {
         let about_tools = self.tools.source.as_ref().map(|_| "tools").or(self.about_tools.as_deref());
-        // Earlier calls are there to be read, also where no further ones can be told of.
+        // Earlier calls are in the prompt, also where no further ones can be reported.
         let writes_calls = model.llm.chat_format().is_some_and(Chat::writes_calls);
         let about_tools = about_tools.filter(|_| self.tools.source.is_some() || !writes_calls);
-        let Some(place) = about_tools.filter(|_| !model.llm.chat_format().is_none_or(Chat::uses_tools))
-        else {
+        let Some(path) = about_tools.filter(|_| !model.llm.chat_format().is_none_or(Chat::uses_tools)) else {
             return Ok(&self.tools);
         };
         if called_tools(&self.tools).is_some() {
             let message = format!(
-                "tool_choice asks for a call, and the chat template of {} tells the model nothing of tools; start the \
-                 server with one that does (--chat-template)",
+                "tool_choice requires a call, and the chat template of {} does not write tools; start the server \
+                 with one that does (--chat-template)",
                 model.llm.name()
             );
             return Err(ApiError::unsupported("tool_choice", message));
         }
         if let Some(ignored) = &self.variables.ignored {
-            ignored.add(place);
+            ignored.add(path);
         }
-        // The messages may tell of them, and what the model calls all the same is a call.
+        // The messages may describe them, and a call by the model is still a call.
         let is_read = model.llm.chat_format().is_some_and(|chat| chat.answer_format().tool_calls.is_some());
         Ok(if writes_calls && is_read { &self.tools } else { none })
     }
@@ -122,7 +124,7 @@ impl Conversation {
         check_text_len(model, param, num_message_bytes)?;
         let num_bytes = self.variables.values.values().map(messages::value_bytes).sum();
         check_text_len(model, "chat_template_kwargs", num_bytes)?;
-        self.variables.tell_unread(model.llm.chat_format());
+        self.variables.report_unread(model.llm.chat_format());
         charge_copies(tools.source.iter().chain(self.variables.values.values()))?;
         on_text(num_tool_bytes + num_message_bytes + num_bytes, || {
             let options = ChatOptions {
@@ -137,7 +139,7 @@ impl Conversation {
         })
     }
 
-    /// The request for the engine, and how its answers are taken apart.
+    /// The request for the engine, and the parser of its answers.
     pub(super) fn prepare(
         &self,
         model: &Model,
@@ -172,7 +174,7 @@ impl Conversation {
     }
 }
 
-/// How the answers are taken apart.
+/// The parser of answers.
 fn turn_format(
     model: &Model,
     prompt_token_ids: &[u32],
@@ -183,7 +185,7 @@ fn turn_format(
     let tool_calls = known.tool_calls.filter(|_| tools.may_call());
     if tool_calls.is_none() && tools.may_call() {
         let message = format!(
-            "tools cannot be called, because it is not known how {} writes calls; start the server with \
+            "tools cannot be called, because the tool-call format of {} is unknown; start the server with \
              --tool-call-parser and one of {}, or send tool_choice \"none\"",
             model.llm.name(),
             ToolCallFormat::names().join(", ")
@@ -200,7 +202,7 @@ fn turn_format(
     })
 }
 
-/// What the answer has to be, after the reasoning: calls, if they are asked for, or structured output; either, if the model
+/// The format of the answer, after the reasoning: required calls, or structured output; either, if the model
 /// may call as it likes.
 fn constraint(
     model: &Model,
@@ -209,7 +211,7 @@ fn constraint(
     turns: &TurnFormat,
 ) -> Result<Option<Arc<dyn Constraint>>, ApiError> {
     let called = called_tools(tools);
-    // An answer that is a call has no text, which alone has a form.
+    // An answer that is a call has no text, and only text has a format.
     let is_empty = |output: &StructuredOutput| called.is_some() && output.is_for_text();
     let output = output.filter(|output| !is_empty(output));
     let calls = |called: &[Tool], is_parallel: bool| {
@@ -225,8 +227,8 @@ fn constraint(
         (Some(output), Some(_)) => {
             let param = output.param();
             let message = format!(
-                "{param} and tool_choice exclude each other, because a call that is asked for is not of that form; \
-                 leave one of them out, or send tool_choice \"auto\" for an answer that is either"
+                "{param} and tool_choice exclude each other, because a required call does not match it; omit one of \
+                 them, or send tool_choice \"auto\" for an answer that is either"
             );
             return Err(ApiError::unsupported(param, message));
         }
@@ -255,7 +257,7 @@ fn called_tools(tools: &ToolRequest) -> Option<(Vec<Tool>, bool)> {
     match &tools.choice {
         ToolChoice::None | ToolChoice::Auto => None,
         ToolChoice::Required => Some((tools.tools.to_vec(), tools.is_parallel)),
-        // A named tool is called once: that is what was asked for.
+        // A named tool is called once, as requested.
         ToolChoice::Named(name) => {
             Some((tools.tools.iter().filter(|tool| tool.name == *name).cloned().collect(), false))
         }
@@ -268,11 +270,11 @@ pub(super) fn check_text_len(model: &Model, param: &'static str, num_bytes: usiz
         return Ok(());
     }
     let message = format!(
-        "This model's maximum context length is {} tokens. However, {param} has {num_bytes} bytes of text, which are \
-         more tokens for certain. Please reduce the length of the input messages",
+        "This model's maximum context length is {} tokens. However, {param} has {num_bytes} bytes of text, which is \
+         more than that. Please reduce the length of the input messages",
         model.llm.engine().config().max_model_len
     );
-    Err(ApiError::from(crate::Error::new(crate::ErrorKind::ContextLength, message)).or_param(param))
+    Err(ApiError::from(tinyvllm::Error::new(tinyvllm::ErrorKind::ContextLength, message)).or_param(param))
 }
 
 /// The variables in `chat_template_kwargs`, the documents, and how much effort is to go into reasoning, with the field that
@@ -285,7 +287,8 @@ pub(super) fn template_variables(
     if let Some(given) = fields.object("chat_template_kwargs")? {
         variables.values = given.into_map()?;
         variables.values.retain(|_, value| !value.is_null());
-        variables.given = variables.values.keys().cloned().collect();
+        let path = |name: &String| (name.clone(), format!("chat_template_kwargs.{name}"));
+        variables.given = variables.values.keys().map(path).collect();
     }
     if let Some(name) = RESERVED_VARIABLES.iter().find(|name| variables.values.contains_key(**name)) {
         let param = format!("chat_template_kwargs.{name}");
@@ -296,9 +299,21 @@ pub(super) fn template_variables(
         if !documents.is_array() {
             return Err(wrong_type("documents".to_owned(), &documents, "a list of documents"));
         }
+        if variables.values.get("documents").is_some_and(|other| *other != documents) {
+            let message = "documents and chat_template_kwargs.documents differ; give one of them";
+            return Err(ApiError::invalid("documents", message));
+        }
+        if documents.as_array().is_some_and(|documents| !documents.is_empty()) {
+            variables.given.push(("documents".to_owned(), "documents".to_owned()));
+        }
         variables.values.entry("documents").or_insert(documents);
     }
     let Some((param, effort)) = effort else { return Ok(variables) };
+    if !EFFORTS.contains(&effort.as_str()) {
+        let [others @ .., last] = EFFORTS;
+        let expected = format!("{} or {last}", others.join(", "));
+        return Err(wrong_type(param.to_owned(), &effort.into(), &expected));
+    }
     let other = variables.values.get("reasoning_effort");
     if other.is_some_and(|other| *other != effort) {
         let message = format!("{param} and chat_template_kwargs.reasoning_effort differ; give one of them");

@@ -1,4 +1,4 @@
-//! `/server_info` and `/model_info`, also under their older names: what SGLang tells of itself, for routers and
+//! `/server_info` and `/model_info`, also under their older names: what SGLang reports, for routers and
 //! gateways that ask before they send requests.
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::super::descriptors::Descriptors;
 use super::super::error::{ApiError, ok};
 use super::super::state::App;
 use super::sampling;
-use crate::chat::{Chat, ReasoningFormat, ToolCallFormat};
+use tinyvllm::chat::{Chat, ReasoningFormat, ToolCallFormat};
 
 /// The model.
 pub(in super::super) async fn model(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
@@ -34,8 +34,8 @@ pub(in super::super) async fn server(State(app): State<Arc<App>>) -> Result<Resp
     let model = app.ready()?;
     let engine = model.llm.engine();
     let (config, stats) = (engine.config(), engine.latest_stats());
-    let forms = model.llm.chat_format().map(Chat::answer_format).cloned().unwrap_or_default();
-    let Descriptors { shares, limit, .. } = &app.descriptors;
+    let formats = model.llm.chat_format().map(Chat::answer_format).cloned().unwrap_or_default();
+    let Descriptors { budget, limit, .. } = &app.descriptors;
     let num_tokens = config.num_blocks * config.block_size;
     Ok(ok(&json!({
         "version": env!("CARGO_PKG_VERSION"),
@@ -54,12 +54,12 @@ pub(in super::super) async fn server(State(app): State<Arc<App>>) -> Result<Resp
         "max_total_num_tokens": num_tokens,
         "max_prefill_tokens": config.max_num_batched_tokens,
         "max_running_requests": config.max_num_seqs,
-        "max_connections": shares.connections,
-        "max_connections_per_address": shares.per_address,
+        "max_connections": budget.connections,
+        "max_connections_per_address": budget.per_address,
         "max_open_files": limit,
         "page_size": config.block_size,
-        "tool_call_parser": forms.tool_calls.as_ref().map(ToolCallFormat::name),
-        "reasoning_parser": forms.reasoning.as_ref().map(ReasoningFormat::name),
+        "tool_call_parser": formats.tool_calls.as_ref().map(ToolCallFormat::name),
+        "reasoning_parser": formats.reasoning.as_ref().map(ReasoningFormat::name),
         "internal_states": [{
             "num_running_reqs": stats.num_running,
             "num_waiting_reqs": stats.num_waiting,

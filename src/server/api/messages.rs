@@ -5,10 +5,10 @@ use serde_json::{Map, Value, json};
 use super::super::error::ApiError;
 use super::super::json::{Fields, describe, wrong_type};
 use super::super::values::{self, ReadError};
-use crate::chat::{Content, Message};
+use tinyvllm::chat::{Content, Message};
 
-/// What parts of text have beside it: marks of where a cache is worth having, which there is everywhere, and what an
-/// answer tells of itself.
+/// Fields of text parts in addition to the text: marks of where a cache is worth having, which there is everywhere, and
+/// what an answer reports.
 const PART_EXTRAS: &[&str] = &["annotations", "cache_control", "citations", "logprobs"];
 
 /// Takes the conversation out of the body.
@@ -28,7 +28,7 @@ pub(super) fn items(
     Ok(fields.objects("messages", items))
 }
 
-/// Whether messages tell of tools that were called.
+/// Whether messages have tool calls.
 pub(super) fn speak_of_tools(messages: &[Message]) -> Option<usize> {
     messages.iter().position(|message| message.role == "tool" || message.extra.contains_key("tool_calls"))
 }
@@ -69,8 +69,10 @@ fn message(mut fields: Fields) -> Result<Message, ApiError> {
         }
         None => return Err(missing(fields.path("role"))),
     };
-    // What clients send back of an answer, beside what it says.
-    fields.pass(&["annotations", "audio", "refusal"]);
+    // Fields of an answer that clients send back, in addition to its text.
+    fields.pass(&["annotations", "audio"]);
+    let refusal = if role == "assistant" { fields.string("refusal")? } else { None };
+    fields.pass(&["refusal"]);
     let mut extra = Map::new();
     let mut calls = tool_calls(&mut fields, role)?;
     if let Some(older) = fields.object("function_call")?.filter(|_| role == "assistant") {
@@ -78,7 +80,14 @@ fn message(mut fields: Fields) -> Result<Message, ApiError> {
     }
     let content = match role {
         // An answer may be thoughts, calls, or nothing at all.
-        "assistant" => content(&mut fields)?,
+        "assistant" => match (content(&mut fields)?, refusal.filter(|text| !text.is_empty())) {
+            (content, None) => content,
+            (Content::Text(text), Some(refusal)) if !text.is_empty() => {
+                Content::Text(format!("{text}\n{refusal}"))
+            }
+            // The answer was a refusal.
+            (_, Some(refusal)) => Content::Text(refusal),
+        },
         // Some tools answer with nothing.
         "tool" => match content(&mut fields)? {
             Content::Missing => return Err(no_content(&fields)),
@@ -109,7 +118,7 @@ fn message(mut fields: Fields) -> Result<Message, ApiError> {
     Ok(Message { role: role.to_owned(), content, extra })
 }
 
-/// The calls of an assistant, in the form that templates expect: arguments are an object.
+/// The calls of an assistant, in the format that templates expect: arguments are an object.
 fn tool_calls(fields: &mut Fields, role: &str) -> Result<Vec<Value>, ApiError> {
     let path = fields.path("tool_calls");
     let Some(items) = fields.list("tool_calls", "a list of calls")? else { return Ok(Vec::new()) };
@@ -121,7 +130,7 @@ fn tool_calls(fields: &mut Fields, role: &str) -> Result<Vec<Value>, ApiError> {
 }
 
 /// The arguments of a call as templates and tools expect them: an object. What is none, because the model erred or was
-/// cut off, is put into one, so that nobody takes it for a call without arguments.
+/// cut off, is put into one, so that it does not look like a call without arguments.
 ///
 /// # Errors
 /// 429 or 413 if there is no memory for them.
@@ -144,7 +153,7 @@ pub(super) fn as_object(value: Value) -> Result<Value, ApiError> {
     }
 }
 
-/// A call in the form that templates expect.
+/// A call in the format that templates expect.
 pub(super) fn call(id: Option<String>, name: String, arguments: Value) -> Value {
     let mut call = Map::new();
     if let Some(id) = id {
@@ -161,7 +170,7 @@ fn tool_call(mut call: Fields) -> Result<Value, ApiError> {
     call.pass(&["index"]);
     let id = call.string("id")?;
     match call.string("type")?.as_deref() {
-        // Its input is text of any form.
+        // Its input is any text.
         Some("custom") => {
             let mut custom = call.object("custom")?.ok_or_else(|| missing(call.path("custom")))?;
             let name = custom.string("name")?.ok_or_else(|| missing(custom.path("name")))?;
@@ -207,11 +216,11 @@ fn content(fields: &mut Fields) -> Result<Content, ApiError> {
             other => return Err(wrong_type(path, &other, "a string or a list of parts")),
         },
     };
-    parts_of_text(fields.objects("content", parts), &["text", "refusal"]).map(Content::Text)
+    text_parts(fields.objects("content", parts), &["text", "refusal"]).map(Content::Text)
 }
 
 /// The text of parts of these types, as lines.
-pub(super) fn parts_of_text(
+pub(super) fn text_parts(
     parts: impl Iterator<Item = Result<Fields, ApiError>>,
     types: &[&str],
 ) -> Result<String, ApiError> {
@@ -223,7 +232,7 @@ pub(super) fn parts_of_text(
                 let field = if kind == "refusal" { "refusal" } else { "text" };
                 part.string(field)?.ok_or_else(|| missing(part.path(field)))
             }
-            Some(kind) => Err(not_text(part.place().to_owned(), &kind)),
+            Some(kind) => Err(not_text(part.own_path().to_owned(), &kind)),
             None => Err(missing(part.path("type"))),
         }
     });
@@ -249,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_said_is_told_from_an_empty_text() {
+    fn an_unset_content_differs_from_an_empty_text() {
         let check = |message: Value, expected: Option<Content>| {
             let body = json!({"messages": [message]}).to_string();
             let parsed = parse(&mut parse_object(body.as_bytes()).unwrap());
@@ -263,6 +272,9 @@ mod tests {
         check(json!({"role": "assistant", "tool_calls": call}), Some(Content::Missing));
         check(json!({"role": "assistant", "content": null, "reasoning_content": "x"}), Some(Content::Null));
         check(json!({"role": "tool", "tool_call_id": "1", "content": null}), Some(Content::Null));
+        check(json!({"role": "assistant", "content": null, "refusal": "No."}), text("No."));
+        check(json!({"role": "assistant", "content": "So", "refusal": "No."}), text("So\nNo."));
+        check(json!({"role": "assistant", "content": "So", "refusal": null}), text("So"));
         check(json!({"role": "tool", "tool_call_id": "1"}), None);
         for role in ["user", "system", "developer"] {
             check(json!({"role": role, "content": null}), None);

@@ -1,8 +1,8 @@
-//! The interfaces: what may be asked, and the form of the answers. Each makes the same parts of its request
-//! (`conversation.rs`) and its answer of the same pieces (`turn.rs`).
+//! The interfaces: their requests and their answers. Each makes the same parts of its request
+//! (`conversation.rs`) and its answer of the same chunks (`turn.rs`).
 //!
-//! A field that is known and that this server cannot honour is refused by name. Fields that nobody knows
-//! are ignored, because clients send extras, and told in a header of the answer.
+//! A field that is known and that this server cannot honour is refused by name. Unknown fields are ignored, because
+//! clients send extras, and listed in a header of the answer.
 
 mod answer;
 pub(super) mod anthropic;
@@ -10,7 +10,6 @@ mod blocks;
 pub(super) mod chat;
 pub(super) mod completions;
 mod conversation;
-mod form;
 pub(super) mod info;
 mod messages;
 pub(super) mod models;
@@ -22,6 +21,7 @@ pub(super) mod render;
 pub(super) mod requests;
 pub(super) mod responses;
 pub(super) mod sampling;
+mod shape;
 mod stream;
 mod structured;
 pub(super) mod tokens;
@@ -47,19 +47,19 @@ use super::account::charging;
 use super::auth::Caller;
 use super::clients::Client;
 use super::error::ApiError;
-use super::generation::{Buffer, Generation, Ticket};
+use super::generation::{Buffer, Generation, RequestContext};
 use super::ignored::Ignored;
 use super::json::{Fields, parse_object};
 use super::state::{App, Model};
-use crate::engine::Request;
-use crate::tokenizer::dropped_in;
+use tinyvllm::engine::Request;
+use tinyvllm::tokenizer::dropped_in;
 
 /// A request of a client, checked and in tokens.
 struct Prepared<A> {
     /// One for each prompt.
     requests: Vec<Request>,
     options: Options,
-    form: A,
+    shape: A,
 }
 
 /// Reads a body, makes something of it away from the tasks that serve connections, and returns it.
@@ -92,11 +92,11 @@ async fn prepare<T: Send + 'static>(
     let ((parsed, dropped), charge) = prepared.await?;
     note.hold(charge);
     // A prompt of nothing else is empty, which is better understood with what it was.
-    app.tell_dropped(&dropped);
+    app.log_dropped(&dropped);
     note.set_dropped(dropped);
     let parsed = parsed?;
     let names = ignored.take();
-    app.tell_ignored(&names)?;
+    app.log_ignored(&names)?;
     note.set_ignored(names);
     Ok(parsed)
 }
@@ -113,36 +113,36 @@ async fn generate<A: Answer>(
     let caller = request.extensions().get::<Caller>().copied().unwrap_or_default();
     let mut client = Client::of(&request)?;
     // Before the body is read and encoded, which is work too.
-    let mut seats = app.take_seat(&model, &client).await?;
-    let Prepared { mut requests, options, form } = prepare(&app, &model, request, parse).await?;
+    let mut permits = app.take_permit(&model, &client).await?;
+    let Prepared { mut requests, options, shape } = prepare(&app, &model, request, parse).await?;
     let sender = client.id;
     client = app.clients.rename(client, options.user.as_deref());
     let num_sequences = requests.iter().map(|request| request.params.n).sum::<usize>().max(1);
     if client.id != sender || num_sequences > 1 {
         // From here on it is known whose they are and how many.
-        drop(seats);
-        seats = app.take_seats(&model, &client, num_sequences)?;
+        drop(permits);
+        permits = app.take_permits(&model, &client, num_sequences)?;
     }
     for request in &mut requests {
         (request.client, request.weight, request.group) = (client.id, client.weight, Some(client.group));
         request.priority = options.priority;
     }
     let buffer = if options.stream.is_some() { Buffer::Bounded } else { Buffer::Whole };
-    let identity = form.identity(note.request_id(), caller);
+    let identity = shape.identity(note.request_id(), caller);
     let record = app.history.begin(identity, &requests, options.stream.is_some());
-    let tells_progress = options.stream.is_some_and(|stream| stream.tells_progress);
+    let reports_progress = options.stream.is_some_and(|stream| stream.reports_progress);
     for request in &mut requests {
-        request.prompt_progress = tells_progress || record.is_some();
+        request.prompt_progress = reports_progress || record.is_some();
     }
-    let ticket = Ticket { app, model, note, record, arrival, seats, tells_progress };
-    let generation = Generation::start(ticket, requests, &options.text, buffer).await?;
+    let context = RequestContext { app, model, note, record, arrival, permits, reports_progress };
+    let generation = Generation::start(context, requests, &options.text, buffer).await?;
     match options.stream {
-        Some(stream) => Ok(stream::respond(generation, form.into_writer(stream))),
-        None => form.collect(generation).await,
+        Some(stream) => Ok(stream::respond(generation, shape.into_writer(stream))),
+        None => shape.collect(generation).await,
     }
 }
 
-/// What stands in the place of a name in a path.
+/// The placeholder of a name in a path.
 fn from_path(param: &'static str, found: Result<Path<String>, PathRejection>) -> Result<String, ApiError> {
     match found {
         Ok(Path(name)) => Ok(name),
@@ -154,7 +154,7 @@ fn check_model(model: &Model, fields: &mut Fields) -> Result<(), ApiError> {
     check_name(model, fields.string("model")?.as_deref())
 }
 
-/// An empty or absent name means the model that is served. Behind a name, ollama's clients write that they want the
+/// An empty or absent name means the model that is served. After a name, ollama's clients write that they want the
 /// latest version.
 fn check_name(model: &Model, name: Option<&str>) -> Result<(), ApiError> {
     let is_served = |name: &str| name.is_empty() || model.names.iter().any(|served| served == name);

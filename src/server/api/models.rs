@@ -11,7 +11,7 @@ use super::super::error::{ApiError, ok};
 use super::super::state::{App, Model};
 use super::from_path;
 
-/// All names. 503 until the model is loaded: this is what readiness probes ask for.
+/// All names. 503 until the model is loaded: this is for readiness probes.
 pub(in super::super) async fn list(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let model = app.ready()?;
     let data: Vec<Value> = model.names.iter().map(|name| card(&model, name)).collect();

@@ -4,12 +4,12 @@ use serde_json::Value;
 
 use super::super::error::ApiError;
 use super::super::json::Fields;
-use crate::llm::TextOptions;
+use tinyvllm::llm::TextOptions;
 
 /// Most prompts in one request.
 pub(super) const MAX_PROMPTS: usize = 128;
 
-/// What is asked of a request beside its prompt and its sampling parameters.
+/// The options of a request, in addition to its prompt and its sampling parameters.
 pub(super) struct Options {
     pub(super) text: TextOptions,
     /// Present if the answer is a stream.
@@ -18,7 +18,7 @@ pub(super) struct Options {
     pub(super) stops_in_reasoning: bool,
     pub(super) cache_salt: Option<String>,
     pub(super) return_token_ids: bool,
-    /// Likely tokens to tell of in each place of the prompt.
+    /// Likely tokens to report at each position of the prompt.
     pub(super) prompt_logprobs: Option<usize>,
     /// Among the requests of its client: the smallest comes first.
     pub(super) priority: i32,
@@ -26,7 +26,7 @@ pub(super) struct Options {
     pub(super) user: Option<String>,
 }
 
-/// The form of a stream.
+/// The options of a stream.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct StreamOptions {
     /// A last chunk with the usage, and `"usage": null` in the others.
@@ -34,7 +34,7 @@ pub(super) struct StreamOptions {
     /// The usage so far in every chunk.
     pub(super) continuous_usage: bool,
     /// Chunks that say how far the prompt is.
-    pub(super) tells_progress: bool,
+    pub(super) reports_progress: bool,
 }
 
 /// When a field that is not supported does no harm.
@@ -86,7 +86,6 @@ const UNSUPPORTED: &[(&str, Harmless)] = &[
     ("kv_transfer_params", Harmless::Empty),
     ("length_penalty", Harmless::Number(1.0)),
     ("logits_processors", Harmless::Empty),
-    ("mm_processor_kwargs", Harmless::Empty),
     ("modalities", Harmless::OnlyText),
     ("prediction", Harmless::Never),
     ("prompt_embeds", Harmless::Never),
@@ -104,7 +103,7 @@ const UNSUPPORTED: &[(&str, Harmless)] = &[
 pub(super) struct Words {
     /// The most tokens of an answer.
     limit: &'static str,
-    /// The form that an answer must have.
+    /// The format that an answer must have.
     format: &'static str,
     /// Texts that end an answer.
     stop: &'static str,
@@ -181,7 +180,7 @@ impl Options {
                 return Err(ApiError::invalid("stream_options", message));
             }
             Some(mut options) => {
-                // Pieces of one length, against those who listen to the line.
+                // Chunks of one length, against eavesdroppers.
                 options.pass(&["include_obfuscation"]);
                 StreamOptions {
                     include_usage: options.bool("include_usage")?.unwrap_or(false),
@@ -214,10 +213,10 @@ impl Options {
     pub(super) fn parse_progress(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
         let is_wanted = fields.bool("return_progress")?.unwrap_or(false);
         match &mut self.stream {
-            Some(stream) => stream.tells_progress = is_wanted,
+            Some(stream) => stream.reports_progress = is_wanted,
             None if is_wanted => {
-                let message = "return_progress is true, but stream is not: progress comes in a stream; \
-                               GET /v1/requests/{id} tells it for any request";
+                let message = "return_progress is true, but stream is not: progress is part of a stream; GET \
+                               /v1/requests/{id} has it for any request";
                 return Err(ApiError::invalid("return_progress", message));
             }
             None => {}
@@ -225,7 +224,7 @@ impl Options {
         Ok(())
     }
 
-    /// For interfaces whose answers have no place for what is told of prompts and token ids.
+    /// For interfaces whose answers have no fields for prompts and token ids.
     pub(super) fn refuse_reports(&self) -> Result<(), ApiError> {
         let given = [
             ("prompt_logprobs", self.prompt_logprobs.is_some()),
@@ -264,7 +263,7 @@ fn cache_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
 fn refuse_unsupported(fields: &mut Fields, words: &Words) -> Result<(), ApiError> {
     for (name, harmless) in UNSUPPORTED {
         if fields.take(name)?.is_some_and(|value| !harmless.covers(&value)) {
-            let message = format!("{name} is not supported here; leave it out");
+            let message = format!("{name} is not supported here; omit it");
             return Err(ApiError::unsupported(*name, message));
         }
     }
@@ -274,7 +273,7 @@ fn refuse_unsupported(fields: &mut Fields, words: &Words) -> Result<(), ApiError
                 "" => "leave it out".to_owned(),
                 way_out => format!("use {}", words.fill(way_out)),
             };
-            return Err(ApiError::unsupported(*name, format!("{name} is not known here; {way_out}")));
+            return Err(ApiError::unsupported(*name, format!("{name} is unknown; {way_out}")));
         }
         fields.pass(&[name]);
     }
@@ -287,7 +286,7 @@ fn refuse_unsupported(fields: &mut Fields, words: &Words) -> Result<(), ApiError
     };
     if let Some(name) = fields.look("nvext", first_binding)?.flatten() {
         let path = format!("nvext.{name}");
-        let message = format!("{path} is not known here; use the fields of this interface");
+        let message = format!("{path} is unknown; use the fields of this interface");
         return Err(ApiError::unsupported(path, message));
     }
     Ok(())
@@ -296,9 +295,10 @@ fn refuse_unsupported(fields: &mut Fields, words: &Words) -> Result<(), ApiError
 /// Takes what clients send that wish for nothing else than there is: nothing is kept and there is one tier. An interface
 /// for which such a field means more takes it before.
 fn pass_harmless(fields: &mut Fields) -> Result<(), ApiError> {
-    for name in ["metadata", "service_tier", "store"] {
+    for name in ["metadata", "mm_processor_kwargs", "service_tier", "store"] {
         let is_harmless = fields.look(name, |value| match name {
             "store" => *value == false,
+            "mm_processor_kwargs" => says_nothing(value),
             "service_tier" => ["auto", "default", "standard_only"].iter().any(|tier| value == tier),
             _ => value.is_object(),
         })?;
@@ -309,12 +309,12 @@ fn pass_harmless(fields: &mut Fields) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Whether the value stands for not having the field: routers send all the fields that they know.
+/// Whether the value means that the field is absent: routers send all the fields that they know.
 pub(super) fn says_nothing(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
         Value::String(text) => text.is_empty(),
-        // A form that is text binds nothing.
+        // The format text binds nothing.
         Value::Object(fields) => fields.is_empty() || fields.get("type").is_some_and(|kind| kind == "text"),
         Value::Array(items) => items.is_empty(),
         Value::Bool(true) | Value::Number(_) => false,

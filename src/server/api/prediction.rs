@@ -6,8 +6,8 @@ use super::super::account::on_text;
 use super::super::error::ApiError;
 use super::super::json::Fields;
 use super::super::state::Model;
-use crate::engine::Request;
-use crate::tokenizer::SpecialTokens;
+use tinyvllm::engine::Request;
+use tinyvllm::tokenizer::SpecialTokens;
 
 /// Takes the predicted text out of the body.
 pub(super) fn parse(fields: &mut Fields) -> Result<Option<String>, ApiError> {

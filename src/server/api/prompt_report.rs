@@ -1,15 +1,15 @@
-//! What is told of the tokens of a prompt: `prompt_logprobs` as vLLM has it, and `echo` with `logprobs` as
+//! The report on the tokens of a prompt: `prompt_logprobs` as vLLM has it, and `echo` with `logprobs` as
 //! OpenAI's completions have it.
 
 use serde_json::{Map, Value, json};
 
 use super::super::account::charge;
 use super::super::error::ApiError;
-use super::form::{LOGPROB_OF_ZERO, number, token_string};
+use super::shape::{LOGPROB_OF_ZERO, number, token_string};
 use super::types::CompletionTokens;
-use crate::engine::Request;
-use crate::sampling::RankedLogprobs;
-use crate::tokenizer::Tokenizer;
+use tinyvllm::engine::Request;
+use tinyvllm::sampling::RankedLogprobs;
+use tinyvllm::tokenizer::Tokenizer;
 
 /// Most tokens in all lists of an answer, likely ones included. Each takes about 60 bytes.
 const MAX_ENTRIES: usize = 1 << 20;
@@ -19,7 +19,7 @@ const ENTRY_BYTES: usize = 640;
 /// The prompts of a request, and their log-probabilities as far as they have come.
 pub(super) struct PromptReport {
     prompts: Vec<Prompt>,
-    /// Likely tokens in `prompt_logprobs`, if that is wanted.
+    /// Likely tokens in `prompt_logprobs`, if requested.
     num_listed: Option<usize>,
     /// Likely tokens in `logprobs`, if the prompt is to be in there.
     num_echoed: Option<usize>,
@@ -31,11 +31,11 @@ struct Prompt {
     logprobs: Vec<RankedLogprobs>,
 }
 
-/// The tokens of one place in vLLM's form, by their ids: the prompt's own one first.
+/// The tokens of one position as in vLLM, by their ids: the prompt's own one first.
 pub(super) type Listed = Option<Map<String, Value>>;
 
 impl PromptReport {
-    /// Asks for what the report needs in `requests`; none if nothing is to be told.
+    /// Requests what the report needs in `requests`; none if there is no report.
     ///
     /// # Errors
     /// 400 if the answer would be too large.
@@ -54,8 +54,8 @@ impl PromptReport {
         if num_entries > MAX_ENTRIES {
             let param = if num_listed.is_some() { "prompt_logprobs" } else { "logprobs" };
             let message = format!(
-                "{param} would tell of {num_entries} tokens, for all places of the prompt and all choices \
-                 together; at most {MAX_ENTRIES} are told"
+                "{param} would report {num_entries} tokens, for all positions of the prompt and all choices \
+                 together; the limit is {MAX_ENTRIES}"
             );
             return Err(ApiError::invalid(param, message));
         }
@@ -77,7 +77,7 @@ impl PromptReport {
     /// The field `prompt_logprobs`: nothing for the first token, which nothing comes before.
     pub(super) fn listed(&self, prompt: usize, tokenizer: Option<&Tokenizer>) -> Option<Vec<Listed>> {
         let (prompt, num_top) = (self.prompts.get(prompt)?, self.num_listed?);
-        let place = |(token_id, RankedLogprobs { logprobs, rank }): (&u32, &RankedLogprobs)| {
+        let index = |(token_id, RankedLogprobs { logprobs, rank }): (&u32, &RankedLogprobs)| {
             let entry = |id: u32, logprob: f32, rank: u32| {
                 let text = token_string(id, tokenizer);
                 (id.to_string(), json!({"logprob": number(logprob), "rank": rank, "decoded_token": text}))
@@ -89,7 +89,7 @@ impl PromptReport {
             }
             Some(tokens)
         };
-        let others = prompt.token_ids.iter().skip(1).zip(&prompt.logprobs).map(place);
+        let others = prompt.token_ids.iter().skip(1).zip(&prompt.logprobs).map(index);
         Some(std::iter::once(None).chain(others).collect())
     }
 
@@ -98,9 +98,9 @@ impl PromptReport {
         let (prompt, num_top) = (self.prompts.get(prompt)?, self.num_echoed?);
         let mut list = CompletionTokens::default();
         let mut offset = 0;
-        for (place, &token_id) in prompt.token_ids.iter().enumerate() {
+        for (index, &token_id) in prompt.token_ids.iter().enumerate() {
             let token = token_string(token_id, tokenizer);
-            let logprobs = place.checked_sub(1).and_then(|place| prompt.logprobs.get(place));
+            let logprobs = index.checked_sub(1).and_then(|index| prompt.logprobs.get(index));
             list.text_offset.push(offset);
             // A token that begins a text is not in the text.
             if !tokenizer.is_some_and(|tokenizer| tokenizer.is_special(token_id)) {

@@ -14,10 +14,10 @@ use super::super::clients::Client;
 use super::super::error::{ApiError, ok};
 use super::super::json::Fields;
 use super::super::state::{App, Model};
-use super::form::Form;
+use super::shape::ResponseShape;
 use super::{Prepared, chat, completions, prepare, sampling};
-use crate::config::EngineConfig;
-use crate::engine::Request;
+use tinyvllm::config::EngineConfig;
+use tinyvllm::engine::Request;
 
 /// One request.
 pub(in super::super) async fn chat(
@@ -28,7 +28,7 @@ pub(in super::super) async fn chat(
     rendered
         .pop()
         .map(|request| ok(&request))
-        .ok_or_else(|| ApiError::internal("a conversation is no request"))
+        .ok_or_else(|| ApiError::internal("a conversation is not a request"))
 }
 
 /// A request for each prompt.
@@ -42,11 +42,11 @@ pub(in super::super) async fn completions(
 async fn render(
     app: &App,
     request: HttpRequest<Body>,
-    parse: fn(&Model, Fields) -> Result<Prepared<Form>, ApiError>,
+    parse: fn(&Model, Fields) -> Result<Prepared<ResponseShape>, ApiError>,
 ) -> Result<Vec<Value>, ApiError> {
     let model = app.ready()?;
     // Templates and tokenizers are work too.
-    let _seat = app.take_seat(&model, &Client::of(&request)?).await?;
+    let _permit = app.take_permit(&model, &Client::of(&request)?).await?;
     let note = request.extensions().get::<Note>().cloned().unwrap_or_default();
     let request_id = note.request_id();
     let Prepared { requests, options, .. } = prepare(app, &model, request, parse).await?;
@@ -66,7 +66,7 @@ async fn render(
     Ok(rendered.collect())
 }
 
-/// What is in effect, with as many tokens as can follow where no number was asked for.
+/// What is in effect, with the rest of the context where no number was requested.
 fn sampling_params(request: &Request, config: &EngineConfig) -> Map<String, Value> {
     let params = &request.params;
     let mut fields = sampling::in_effect(params);

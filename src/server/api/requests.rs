@@ -12,13 +12,13 @@ use super::super::error::{ApiError, ok};
 use super::super::state::App;
 use super::from_path;
 
-/// Explains a request to whoever sent it.
+/// Explains a request to its sender.
 pub(in super::super) async fn show(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
-    // While the server drains, what has ended can still be asked for.
+    // While the server drains, finished requests can still be read.
     let model = app.model().ok_or_else(|| ApiError::unavailable("Loading model"))?;
     let id = from_path("id", id)?;
     let record = app.history.find(&id, caller).ok_or_else(|| ApiError::no_such_request(&id))?;

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use super::super::error::ApiError;
-use super::super::json::{Fields, wrong_type};
-use crate::quoted;
-use crate::sampling::{SamplingDefaults, SamplingParams};
+use super::super::json::{Fields, describe, wrong_type};
+use tinyvllm::quoted;
+use tinyvllm::sampling::{SamplingDefaults, SamplingParams};
 
 /// Everything but `max_tokens`, `n` and log-probabilities, in which the two ways of generating differ. What a request
 /// does not say is as the model's files say.
@@ -21,13 +21,14 @@ pub(super) fn parse(fields: &mut Fields, model: &SamplingDefaults) -> Result<Sam
         repetition_penalty: fields.number("repetition_penalty")?.unwrap_or(defaults.repetition_penalty),
         presence_penalty: fields.number("presence_penalty")?.unwrap_or(defaults.presence_penalty),
         frequency_penalty: fields.number("frequency_penalty")?.unwrap_or(defaults.frequency_penalty),
-        seed: fields.integer("seed")?.map(i64::cast_unsigned),
+        // Those with a sign are the same bits.
+        seed: fields.integer("seed")?.map(|seed| seed as u64),
         stop: strings(fields, "stop")?,
         stop_token_ids: fields.token_ids("stop_token_ids")?.unwrap_or_default(),
         min_tokens: fields.unsigned("min_tokens")?.unwrap_or(0),
         ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
         logit_bias: logit_bias(fields)?,
-        n: fields.unsigned("n")?.unwrap_or(1),
+        n: fields.count("n", 1)?.unwrap_or(1),
         ..defaults
     })
 }
@@ -85,15 +86,16 @@ pub(super) fn short(value: f32) -> Value {
 
 /// vLLM's −1 is the same as 0: all tokens.
 fn top_k(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+    let path = fields.path("top_k");
     match fields.integer("top_k")? {
         None => Ok(None),
         Some(-1) => Ok(Some(0)),
-        Some(top_k) => usize::try_from(top_k).map(Some).map_err(|_| {
-            ApiError::invalid(
-                "top_k",
-                format!("top_k is {top_k}; it must be at least 0, or -1 for all tokens"),
-            )
-        }),
+        Some(top_k) if top_k < 0 => {
+            let message = format!("{path} is {top_k}; it must be at least 0, or -1 for all tokens");
+            Err(ApiError::invalid(path, message))
+        }
+        // More than any vocabulary has is all of it.
+        Some(top_k) => Ok(Some(usize::try_from(top_k).unwrap_or(usize::MAX))),
     }
 }
 
@@ -123,7 +125,11 @@ fn logit_bias(fields: &mut Fields) -> Result<BTreeMap<u32, f32>, ApiError> {
             let message = format!("logit_bias has the key {}, expected a token id", quoted(&name));
             ApiError::invalid("logit_bias", message)
         })?;
-        let bias = value.as_f64().ok_or_else(|| wrong_type("logit_bias".to_owned(), &value, "a number"))?;
+        let bias = value.as_f64().ok_or_else(|| {
+            let found = describe(&value);
+            let message = format!("logit_bias of token {token_id} is {found}, expected a number");
+            ApiError::invalid("logit_bias", message)
+        })?;
         if biases.insert(token_id, bias as f32).is_some() {
             let message =
                 format!("logit_bias has token {token_id} twice, the second time as {}", quoted(&name));

@@ -1,5 +1,5 @@
 //! Answers as streams, mostly of server-sent events: the body of every stream, and the chunks of chats and completions, one for each
-//! piece of text, in OpenAI's order.
+//! chunk of text, in OpenAI's order.
 //!
 //! The body is polled when the connection can take more, and asks the generation then. Nothing runs for a
 //! reader that does not read, and dropping the body gives the request up.
@@ -16,18 +16,18 @@ use tokio::time::{Instant, Sleep};
 
 use super::super::error::{ApiError, ok_as};
 use super::super::generation::{Generation, Totals};
-use super::form::{Form, Kind};
 use super::options::StreamOptions;
 use super::prompt_report::Listed;
+use super::shape::{Kind, ResponseShape};
 use super::turn::Turn;
 use super::types::{Choice, Delta, Envelope, Logprobs, StopReason, Timings};
-use crate::engine::PromptProgress;
-use crate::llm::TextEvent;
-use crate::sampling::TokenLogprobs;
+use tinyvllm::engine::PromptProgress;
+use tinyvllm::llm::TextEvent;
+use tinyvllm::sampling::TokenLogprobs;
 
 /// Chunks that are ready go out together, up to about this many bytes.
 const MAX_FRAME_BYTES: usize = 16 << 10;
-/// After so long without a chunk, a comment tells proxies that the connection lives.
+/// After this time without a chunk, a comment shows proxies that the connection is alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// Turns the events of a generation into the bytes of a stream, in the way of one interface.
@@ -123,7 +123,7 @@ impl StreamOptions {
 
 /// Turns events into the chunks of chats and completions.
 pub(super) struct Writer {
-    form: Form,
+    shape: ResponseShape,
     options: StreamOptions,
     choices: Vec<ChoiceState>,
     totals: Totals,
@@ -150,29 +150,29 @@ impl StreamWriter for Writer {
 
     fn write_event(&mut self, generation: &Generation, prompt: usize, event: TextEvent, is_last: bool) {
         match event {
-            TextEvent::PromptLogprobs { logprobs } => self.form.add_prompt_logprobs(prompt, logprobs),
+            TextEvent::PromptLogprobs { logprobs } => self.shape.add_prompt_logprobs(prompt, logprobs),
             TextEvent::PromptProgress { progress } => self.write_progress(prompt, progress),
-            TextEvent::Delta { .. } if self.form.is_prompt_only() => {}
+            TextEvent::Delta { .. } if self.shape.is_prompt_only() => {}
             TextEvent::Delta { index, text, token_id, logprobs } => {
-                let choice = self.form.choice_index(prompt, index);
+                let choice = self.shape.choice_index(prompt, index);
                 let token = token_id.map(|id| (id, logprobs));
                 self.totals.num_output_tokens += usize::from(token.is_some());
                 self.begin(generation, choice);
                 self.write_delta(generation, choice, text, token);
             }
             TextEvent::Finished { index, reason, stats, matched_stop, stop_token_id, .. } => {
-                let choice = self.form.choice_index(prompt, index);
+                let choice = self.shape.choice_index(prompt, index);
                 self.totals.add(index, &stats);
                 self.begin(generation, choice);
                 let finish_reason = self.finish_turn(choice, reason.name());
-                let mut piece = self.form.piece(choice, Delta::default());
-                piece.finish_reason = Some("length");
-                if !self.form.is_prompt_only() {
-                    piece.finish_reason = Some(finish_reason);
-                    piece.stop_reason = StopReason::new(matched_stop, stop_token_id);
+                let mut chunk = self.shape.chunk(choice, Delta::default());
+                chunk.finish_reason = Some("length");
+                if !self.shape.is_prompt_only() {
+                    chunk.finish_reason = Some(finish_reason);
+                    chunk.stop_reason = StopReason::new(matched_stop, stop_token_id);
                 }
                 let timings = is_last.then(|| Timings::from(&self.totals));
-                self.write_chunk(piece, timings);
+                self.write_chunk(chunk, timings);
             }
         }
     }
@@ -182,13 +182,13 @@ impl StreamWriter for Writer {
         for choice in 0..self.choices.len() {
             if !self.choices[choice].is_finished {
                 self.begin(generation, choice);
-                let mut piece = self.form.piece(choice, Delta::default());
-                piece.finish_reason = Some("length");
-                self.write_chunk(piece, None);
+                let mut chunk = self.shape.chunk(choice, Delta::default());
+                chunk.finish_reason = Some("length");
+                self.write_chunk(chunk, None);
             }
         }
         if self.options.include_usage {
-            let mut chunk = self.form.envelope(Vec::new(), true);
+            let mut chunk = self.shape.envelope(Vec::new(), true);
             chunk.usage = Some(Some((&self.totals).into()));
             write_data(&mut self.bytes, &chunk);
         }
@@ -206,22 +206,22 @@ impl StreamWriter for Writer {
 }
 
 impl Writer {
-    pub(super) fn new(form: Form, options: StreamOptions) -> Self {
-        let choices = (0..form.num_choices()).map(|_| ChoiceState::new(form.new_turn())).collect();
-        Self { totals: form.new_totals(), form, options, choices, bytes: Vec::new() }
+    pub(super) fn new(shape: ResponseShape, options: StreamOptions) -> Self {
+        let choices = (0..shape.num_choices()).map(|_| ChoiceState::new(shape.new_turn())).collect();
+        Self { totals: shape.new_totals(), shape, options, choices, bytes: Vec::new() }
     }
 
     /// Writes what was held back, and says why the choice ended.
     fn finish_turn(&mut self, choice: usize, reason: &'static str) -> &'static str {
         let state = &mut self.choices[choice];
         state.is_finished = true;
-        if self.form.kind() == Kind::Completion {
+        if self.shape.kind() == Kind::Completion {
             return reason;
         }
-        let pieces = state.turn.finish();
+        let deltas = state.turn.finish();
         let reason = state.turn.finish_reason(reason);
-        for piece in pieces {
-            self.write_chunk(self.form.piece(choice, piece.into()), None);
+        for delta in deltas {
+            self.write_chunk(self.shape.chunk(choice, delta.into()), None);
         }
         reason
     }
@@ -231,7 +231,7 @@ impl Writer {
         if std::mem::replace(&mut self.choices[choice].has_begun, true) {
             return;
         }
-        match self.form.has_prompt_report() {
+        match self.shape.has_prompt_report() {
             // Long lists take their time; others need the thread.
             true => tokio::task::block_in_place(|| self.write_begin(generation, choice)),
             false => self.write_begin(generation, choice),
@@ -240,25 +240,25 @@ impl Writer {
 
     fn write_begin(&mut self, generation: &Generation, choice: usize) {
         let tokenizer = generation.model.llm.tokenizer();
-        let prompt_token_ids = self.form.prompt_token_ids(choice);
-        let prompt_logprobs = self.form.prompt_logprobs(choice, tokenizer);
-        match self.form.kind() {
+        let prompt_token_ids = self.shape.prompt_token_ids(choice);
+        let prompt_logprobs = self.shape.prompt_logprobs(choice, tokenizer);
+        match self.shape.kind() {
             Kind::Chat => {
                 let delta =
                     Delta { role: Some("assistant"), content: Some(String::new()), ..Delta::default() };
-                let piece = self.form.piece(choice, delta);
-                self.write_first_chunk(piece, prompt_token_ids, prompt_logprobs);
+                let chunk = self.shape.chunk(choice, delta);
+                self.write_first_chunk(chunk, prompt_token_ids, prompt_logprobs);
             }
             Kind::Completion => {
-                let echo = self.form.echo(choice).map(str::to_owned);
+                let echo = self.shape.echo(choice).map(str::to_owned);
                 self.choices[choice].num_chars = echo.as_ref().map_or(0, |text| text.chars().count());
                 if echo.is_some() || prompt_token_ids.is_some() || prompt_logprobs.is_some() {
                     let delta = Delta { content: echo, ..Delta::default() };
-                    let mut piece = self.form.piece(choice, delta);
-                    piece.prompt_token_ids = prompt_token_ids;
-                    piece.prompt_logprobs = prompt_logprobs;
-                    piece.logprobs = self.form.echoed_logprobs(choice, tokenizer).map(Logprobs::Completion);
-                    self.write_chunk(piece, None);
+                    let mut chunk = self.shape.chunk(choice, delta);
+                    chunk.prompt_token_ids = prompt_token_ids;
+                    chunk.prompt_logprobs = prompt_logprobs;
+                    chunk.logprobs = self.shape.echoed_logprobs(choice, tokenizer).map(Logprobs::Completion);
+                    self.write_chunk(chunk, None);
                 }
             }
         }
@@ -271,37 +271,37 @@ impl Writer {
         text: String,
         token: Option<(u32, Option<TokenLogprobs>)>,
     ) {
-        let tells_of_token = self.form.has_logprobs() || self.form.returns_token_ids();
+        let reports_token = self.shape.has_logprobs() || self.shape.returns_token_ids();
         let content = |text: String| Delta { content: Some(text), ..Delta::default() };
-        let mut deltas: Vec<Delta> = match self.form.kind() {
+        let mut deltas: Vec<Delta> = match self.shape.kind() {
             Kind::Chat => {
-                let pieces = self.choices[choice].turn.push(&text, token.is_some(), &mut self.totals);
-                pieces.into_iter().map(Delta::from).collect()
+                let deltas = self.choices[choice].turn.push(&text, token.is_some(), &mut self.totals);
+                deltas.into_iter().map(Delta::from).collect()
             }
             Kind::Completion if text.is_empty() => Vec::new(),
             Kind::Completion => vec![content(text)],
         };
         if deltas.is_empty() {
-            if !tells_of_token || token.is_none() {
+            if !reports_token || token.is_none() {
                 return;
             }
             deltas.push(content(String::new()));
         }
-        let mut pieces: Vec<Choice> =
-            deltas.into_iter().map(|delta| self.form.piece(choice, delta)).collect();
-        // What is told of the token goes with the first piece.
-        if let (Some(token), Some(piece)) = (token, pieces.first_mut()) {
+        let mut chunks: Vec<Choice> =
+            deltas.into_iter().map(|delta| self.shape.chunk(choice, delta)).collect();
+        // The report on the token goes with the first chunk.
+        if let (Some(token), Some(chunk)) = (token, chunks.first_mut()) {
             let tokenizer = generation.model.llm.tokenizer();
             let state = &mut self.choices[choice];
-            piece.logprobs = self.form.logprobs(std::slice::from_ref(&token), state.num_chars, tokenizer);
-            if self.form.has_logprobs() {
+            chunk.logprobs = self.shape.logprobs(std::slice::from_ref(&token), state.num_chars, tokenizer);
+            if self.shape.has_logprobs() {
                 let text = tokenizer.map(|tokenizer| tokenizer.token_text(token.0));
                 state.num_chars += text.map_or(0, |text| text.chars().count());
             }
-            piece.token_ids = self.form.returns_token_ids().then(|| vec![token.0]);
+            chunk.token_ids = self.shape.returns_token_ids().then(|| vec![token.0]);
         }
-        for piece in pieces {
-            self.write_chunk(piece, None);
+        for chunk in chunks {
+            self.write_chunk(chunk, None);
         }
     }
 
@@ -311,7 +311,7 @@ impl Writer {
         prompt_token_ids: Option<Vec<u32>>,
         prompt_logprobs: Option<Vec<Listed>>,
     ) {
-        let mut chunk = self.form.envelope(vec![choice], true);
+        let mut chunk = self.shape.envelope(vec![choice], true);
         chunk.prompt_token_ids = prompt_token_ids;
         chunk.prompt_logprobs = prompt_logprobs;
         self.options.add_usage(&mut chunk, &self.totals);
@@ -320,15 +320,15 @@ impl Writer {
 
     /// A chunk without anything of an answer.
     fn write_progress(&mut self, prompt: usize, progress: PromptProgress) {
-        let piece = self.form.piece(self.form.choice_index(prompt, 0), Delta::default());
-        let mut chunk = self.form.envelope(vec![piece], true);
+        let chunk = self.shape.chunk(self.shape.choice_index(prompt, 0), Delta::default());
+        let mut chunk = self.shape.envelope(vec![chunk], true);
         chunk.prompt_progress = Some(progress.into());
         self.options.add_usage(&mut chunk, &self.totals);
         write_data(&mut self.bytes, &chunk);
     }
 
     fn write_chunk(&mut self, choice: Choice, timings: Option<Timings>) {
-        let mut chunk = self.form.envelope(vec![choice], true);
+        let mut chunk = self.shape.envelope(vec![choice], true);
         chunk.timings = timings;
         self.options.add_usage(&mut chunk, &self.totals);
         write_data(&mut self.bytes, &chunk);

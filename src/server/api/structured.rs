@@ -12,8 +12,8 @@ use super::super::state::Model;
 use super::super::values::{self, ReadError};
 use super::messages::value_bytes;
 use super::options::says_nothing;
-use crate::grammar::{Grammar, GrammarSpec};
-use crate::sampling::Constraint;
+use tinyvllm::grammar::{Grammar, GrammarSpec};
+use tinyvllm::sampling::Constraint;
 
 /// The kinds of output, by their names in `structured_outputs` and alone.
 const KINDS: [(&str, &str, &str); 4] = [
@@ -26,7 +26,7 @@ const KINDS: [(&str, &str, &str); 4] = [
 const REFUSED: [&str; 4] =
     ["structural_tag", "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties"];
 
-/// What is asked for, and the field that asks.
+/// The requested format, and its field.
 #[derive(Debug, PartialEq)]
 pub(super) struct StructuredOutput {
     spec: GrammarSpec,
@@ -34,17 +34,17 @@ pub(super) struct StructuredOutput {
 }
 
 impl StructuredOutput {
-    /// The field that asks for it.
+    /// Its field.
     pub(super) fn param(&self) -> &'static str {
         self.param
     }
 
-    /// Whether only text has to be of the form, and not a call. vLLM's own fields are about the whole answer.
+    /// Whether only text must have the format, and not a call. vLLM's own fields are about the whole answer.
     pub(super) fn is_for_text(&self) -> bool {
         !["structured_outputs", "guided_"].iter().any(|field| self.param.starts_with(field))
     }
 
-    /// The same, or what this grammar of calls allows: an answer that calls has no text to be of that form.
+    /// The same, or what this grammar of calls allows: an answer that calls has no text for that format.
     pub(super) fn or_calls(self, calls: &str) -> Result<Self, ApiError> {
         let spec = self.spec.or_lark(calls).map_err(|error| ApiError::from(error).or_param(self.param))?;
         Ok(Self { spec, ..self })
@@ -103,7 +103,7 @@ pub(super) fn parse(
         for name in REFUSED {
             if inner.take(name)?.is_some_and(|value| value != Value::Bool(false)) {
                 let path = inner.path(name);
-                let message = format!("{path} is not supported here; leave it out");
+                let message = format!("{path} is not supported here; omit it");
                 return Err(ApiError::unsupported(path, message));
             }
         }
@@ -117,7 +117,7 @@ pub(super) fn parse(
         let unknown = inner.first().map(|name| inner.path(name));
         if let Some(path) = unknown {
             let names = KINDS.map(|(name, ..)| name).join(", ");
-            let message = format!("{path} is not known; structured_outputs has {names} and json_object");
+            let message = format!("{path} is unknown; structured_outputs has {names} and json_object");
             return Err(ApiError::unsupported(path, message));
         }
     }
@@ -165,7 +165,7 @@ fn json_schema(fields: &mut Fields, param: &'static str) -> Result<StructuredOut
     fields.string("description")?;
     if fields.take("grammar")?.is_some_and(|grammar| !says_nothing(&grammar)) {
         let path = fields.path("grammar");
-        let message = format!("{path} is not known here; use structured_outputs.grammar, in Lark or GBNF");
+        let message = format!("{path} is unknown; use structured_outputs.grammar, in Lark or GBNF");
         return Err(ApiError::unsupported(path, message));
     }
     let is_strict = fields.bool("strict")?.unwrap_or(false);
@@ -179,7 +179,7 @@ fn json_schema(fields: &mut Fields, param: &'static str) -> Result<StructuredOut
     }
 }
 
-/// The same in interfaces that have the schema beside the type, in the object `format`.
+/// The same in interfaces that have the schema next to the type, in the object `format`.
 pub(super) fn flat_format(
     mut format: Fields,
     param: &'static str,
@@ -197,7 +197,7 @@ pub(super) fn flat_format(
     }
 }
 
-/// The form in ollama's words: `"json"` is any object, an object is a schema, and nothing is no form.
+/// The format in ollama's words: `"json"` is any object, an object is a schema, and absence is none.
 pub(super) fn json_or_schema(
     format: Value,
     param: &'static str,
@@ -284,8 +284,8 @@ mod tests {
             json!({"structured_outputs": {"json_object": true, "disable_any_whitespace": false}}),
             Some((GrammarSpec::JsonObject, "structured_outputs.json_object")),
         );
-        let beside = json!({"type": "json_object", "schema": schema});
-        check(json!({"response_format": beside}), Some((spec(), "response_format.schema")));
+        let combined = json!({"type": "json_object", "schema": schema});
+        check(json!({"response_format": combined}), Some((spec(), "response_format.schema")));
         let open = json!({"type": "object", "properties": {"a": {}}, "additionalProperties": true});
         let mut closed = open.clone();
         closed["additionalProperties"] = false.into();

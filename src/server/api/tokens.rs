@@ -13,7 +13,7 @@ use super::super::error::{ApiError, ok};
 use super::super::json::Fields;
 use super::super::state::{App, Model};
 use super::{chat, completions, conversation, prepare};
-use crate::chat::Chat;
+use tinyvllm::chat::Chat;
 
 /// The token ids of a prompt or of a conversation.
 pub(in super::super) async fn tokenize(
@@ -21,7 +21,7 @@ pub(in super::super) async fn tokenize(
     request: HttpRequest<Body>,
 ) -> Result<Response, ApiError> {
     let model = app.ready()?;
-    let _seat = app.take_seat(&model, &Client::of(&request)?).await?;
+    let _permit = app.take_permit(&model, &Client::of(&request)?).await?;
     Ok(ok(&prepare(&app, &model, request, token_ids).await?))
 }
 
@@ -66,7 +66,7 @@ fn refuse_conversation(fields: &mut Fields) -> Result<(), ApiError> {
     ] {
         if fields.take_unread(name).is_some() {
             let message =
-                format!("{name} belongs to a conversation, but prompt is given too; leave one of them out");
+                format!("{name} belongs to a conversation, but prompt is set too; omit one of them");
             return Err(ApiError::invalid(name, message));
         }
     }
@@ -78,7 +78,7 @@ pub(in super::super) async fn show(State(app): State<Arc<App>>) -> Result<Respon
     let model = app.ready()?;
     let tokenizer = completions::tokenizer(&model)?;
     let token = |id: Option<u32>| id.map(|id| tokenizer.token_text(id));
-    let (bos, eos) = (tokenizer.bos_token_id(), tokenizer.template_eos_token_id());
+    let (bos, eos) = (tokenizer.bos_token_id(), tokenizer.eos_token_id());
     // Nothing is padded here; programs take the end token where there is no other.
     Ok(ok(&json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -100,7 +100,7 @@ pub(in super::super) async fn detokenize(
     request: HttpRequest<Body>,
 ) -> Result<Response, ApiError> {
     let model = app.ready()?;
-    let _seat = app.take_seat(&model, &Client::of(&request)?).await?;
+    let _permit = app.take_permit(&model, &Client::of(&request)?).await?;
     Ok(ok(&prepare(&app, &model, request, text).await?))
 }
 

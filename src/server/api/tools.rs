@@ -9,11 +9,11 @@ use super::super::error::ApiError;
 use super::super::json::{Fields, describe, wrong_type};
 use super::super::values::charge_copies;
 use super::messages::value_bytes;
-use crate::chat::Tool;
-use crate::grammar::GrammarSpec;
-use crate::quoted;
+use tinyvllm::chat::Tool;
+use tinyvllm::grammar::GrammarSpec;
+use tinyvllm::quoted;
 
-/// Most tools in a request. Agents with many servers of tools behind them send hundreds.
+/// Most tools in a request. Agents with many servers of tools after them send hundreds.
 const MAX_TOOLS: usize = 1_024;
 /// Most characters of a tool's name, as at Anthropic and in OpenAI's responses; its chats have half as many.
 const MAX_NAME_CHARS: usize = 128;
@@ -71,21 +71,21 @@ impl ToolRequest {
         Self::new(functions, choice, is_parallel)
     }
 
-    /// These tools, or those of them that are `allowed`, if the choice is one of them. Their source is in the form of
+    /// These tools, or those of them that are `allowed`, if the choice is one of them. Their source is as in
     /// chats.
     pub(super) fn new(
-        Functions { mut source, mut tools }: Functions,
+        Functions { mut source, mut tools, left_out }: Functions,
         Choice { mode, allowed }: Choice,
         is_parallel: bool,
     ) -> Result<Self, ApiError> {
         if let Some(allowed) = allowed {
-            check_allowed(&allowed, &tools)?;
-            // The model is told of these only, so that it calls no other one by itself either.
+            check_allowed(&allowed, &tools, &left_out)?;
+            // The prompt has these only, so that the model calls no other one by itself either.
             let mut is_allowed = tools.iter().map(|tool| allowed.contains(&tool.name));
             source.retain(|_| is_allowed.next().unwrap_or(false));
             tools.retain(|tool| allowed.contains(&tool.name));
         }
-        let choice = possible(mode, &tools)?;
+        let choice = possible(mode, &tools, &left_out)?;
         let source = (!tools.is_empty()).then_some(Value::Array(source));
         Ok(Self { source, tools: tools.into(), choice, is_parallel })
     }
@@ -102,6 +102,15 @@ pub(super) struct Functions {
     /// As they came.
     pub(super) source: Vec<Value>,
     pub(super) tools: Vec<Tool>,
+    left_out: Vec<LeftOut>,
+}
+
+/// A tool that is no function.
+#[derive(Debug)]
+struct LeftOut {
+    index: usize,
+    kind: String,
+    name: Option<String>,
 }
 
 impl Functions {
@@ -127,9 +136,13 @@ impl Functions {
         charge_copies(&items)?;
         let mut functions = Self::default();
         let mut names = HashSet::new();
-        let is_empty = items.is_empty();
-        for (item, source) in fields.objects("tools", items.clone()).zip(items) {
-            let Some(tool) = tool(item?)? else { continue };
+        for (index, (item, source)) in fields.objects("tools", items.clone()).zip(items).enumerate() {
+            let Some(tool) = tool(item?)? else {
+                let text = |field: &str| source.get(field).and_then(Value::as_str).map(str::to_owned);
+                let kind = text("type").unwrap_or_default();
+                functions.left_out.push(LeftOut { index, kind, name: text("name") });
+                continue;
+            };
             if !names.insert(tool.name.clone()) {
                 let message = format!("tools has two functions of the name {}", quoted(&tool.name));
                 return Err(ApiError::invalid("tools", message));
@@ -137,18 +150,12 @@ impl Functions {
             functions.source.push(source);
             functions.tools.push(tool);
         }
-        // Who sends nothing else wants just that.
-        if functions.tools.is_empty() && !is_empty {
-            let message = "tools has no function, and what runs elsewhere is not supported: tools are functions; \
-                           leave it out";
-            return Err(ApiError::unsupported("tools", message));
-        }
         Ok(functions)
     }
 
-    /// The same with each source in the form of chats. `schema` is the field of their parameters.
-    pub(super) fn in_form_of_chats(mut self, schema: &str) -> Self {
-        self.source = self.source.into_iter().map(|item| in_form_of_chats(item, schema)).collect();
+    /// The same with each source as in chats. `schema` is the field of their parameters.
+    pub(super) fn into_chat_tools(mut self, schema: &str) -> Self {
+        self.source = self.source.into_iter().map(|item| into_chat_tools(item, schema)).collect();
         self
     }
 }
@@ -203,8 +210,8 @@ fn is_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-./:".contains(&byte))
 }
 
-/// A tool in the form of chats, which templates know, from one whose fields are not inside `function`.
-fn in_form_of_chats(mut tool: Value, schema: &str) -> Value {
+/// A tool as in chats, which templates know, from one whose fields are not inside `function`.
+fn into_chat_tools(mut tool: Value, schema: &str) -> Value {
     let mut function = Map::new();
     for (name, from) in [("name", "name"), ("description", "description"), ("parameters", schema)] {
         if let Some(value) = tool.get_mut(from).map(Value::take).filter(|value| !value.is_null()) {
@@ -233,29 +240,47 @@ fn choice(fields: &mut Fields) -> Result<Choice, ApiError> {
     Ok(mode.into())
 }
 
-fn check_allowed(allowed: &[String], tools: &[Tool]) -> Result<(), ApiError> {
+/// Why a tool of this name cannot be called.
+fn no_function(verb: &str, name: &str, left_out: &[LeftOut]) -> ApiError {
+    let name_of = |tool: &&LeftOut| tool.name.as_deref() == Some(name);
+    let message = match left_out.iter().find(name_of) {
+        Some(LeftOut { index, kind, .. }) => format!(
+            "tool_choice {verb} {}, which is tools[{index}] of type {} and no function; only functions can be called",
+            quoted(name),
+            quoted(kind)
+        ),
+        None => format!("tool_choice {verb} {}, which is not in tools", quoted(name)),
+    };
+    ApiError::invalid("tool_choice", message)
+}
+
+fn check_allowed(allowed: &[String], tools: &[Tool], left_out: &[LeftOut]) -> Result<(), ApiError> {
     if allowed.len() > MAX_TOOLS {
         let message = format!("tool_choice allows {} tools; it must be at most {MAX_TOOLS}", allowed.len());
         return Err(ApiError::invalid("tool_choice", message));
     }
     match allowed.iter().find(|name| !tools.iter().any(|tool| tool.name == **name)) {
-        Some(name) => {
-            let message = format!("tool_choice allows {}, which is none of the tools", quoted(name));
-            Err(ApiError::invalid("tool_choice", message))
-        }
+        Some(name) => Err(no_function("allows", name, left_out)),
         None => Ok(()),
     }
 }
 
-fn possible(choice: ToolChoice, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
+fn possible(choice: ToolChoice, tools: &[Tool], left_out: &[LeftOut]) -> Result<ToolChoice, ApiError> {
     match choice {
         ToolChoice::None | ToolChoice::Auto if tools.is_empty() => Ok(ToolChoice::None),
         ToolChoice::Required if tools.is_empty() => {
-            Err(ApiError::invalid("tool_choice", "tool_choice asks for a call, but there are no tools"))
+            let message = match left_out.first() {
+                None => "tool_choice requires a call, but there are no tools".to_owned(),
+                Some(LeftOut { index, kind, .. }) => format!(
+                    "tool_choice requires a call, but tools has no function: tools[{index}] is of type {}, which runs \
+                     elsewhere; send \"auto\", or a function",
+                    quoted(kind)
+                ),
+            };
+            Err(ApiError::invalid("tool_choice", message))
         }
         ToolChoice::Named(name) if !tools.iter().any(|tool| tool.name == name) => {
-            let message = format!("tool_choice names {}, which is none of the tools", quoted(&name));
-            Err(ApiError::invalid("tool_choice", message))
+            Err(no_function("names", &name, left_out))
         }
         choice => Ok(choice),
     }
@@ -369,7 +394,8 @@ mod tests {
         check(json!({"tools": "x"}), "tools", "a list");
         check(json!({"tools": [1]}), "tools[0]", "an object");
         check(json!({"tools": [{}]}), "tools[0].type", "missing");
-        check(json!({"tools": [{"type": "web_search"}]}), "tools", "no function");
+        let search = json!([{"type": "web_search"}]);
+        check(json!({"tools": search, "tool_choice": "required"}), "tool_choice", "of type \"web_search\"");
         check(json!({"tools": [{"type": "function"}]}), "tools[0].function", "missing");
         check(with(json!({})), "tools[0].function.name", "missing");
         check(with(json!({"name": "a b"})), "tools[0].function.name", "a-z");
@@ -396,10 +422,10 @@ mod tests {
         check(
             allowed(json!({"tools": [{"type": "function", "function": {"name": "x"}}]})),
             "tool_choice",
-            "none of the tools",
+            "not in tools",
         );
         let unknown = json!({"type": "function", "function": {"name": "b"}});
-        check(json!({"tools": [tool("a")], "tool_choice": unknown}), "tool_choice", "none of the tools");
+        check(json!({"tools": [tool("a")], "tool_choice": unknown}), "tool_choice", "not in tools");
         check(
             json!({"tools": [tool("a")], "parallel_tool_calls": 1}),
             "parallel_tool_calls",

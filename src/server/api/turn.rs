@@ -1,6 +1,6 @@
-//! An assistant's turn: the text of a choice, taken apart into what a client gets.
+//! An assistant's turn: the text of a choice, parsed into deltas.
 //!
-//! A turn makes pieces of the text, which every interface writes in its own way. A stream sends them, and an
+//! A turn makes chunks of the text, which every interface writes in its own way. A stream sends them, and an
 //! answer that comes whole is their sum, so the two cannot differ.
 
 use std::sync::Arc;
@@ -8,17 +8,17 @@ use std::sync::Arc;
 use super::super::access::new_id;
 use super::super::generation::Totals;
 use super::types::{Delta, FunctionDelta, Message, ToolCall, ToolCallDelta};
-use crate::chat::{AnswerEvent, AnswerFormat, AnswerParser, PromptEnd, Tool};
+use tinyvllm::chat::{AnswerEvent, AnswerFormat, AnswerParser, PromptEnd, Tool};
 
-/// How the answers to a request are taken apart.
+/// The parser of answers.
 #[derive(Debug, Clone, Default)]
 pub(super) struct TurnFormat {
     pub(super) answers: AnswerFormat,
     pub(super) prompt_end: PromptEnd,
     pub(super) tools: Arc<[Tool]>,
-    /// Whether the client wants to see it.
+    /// Whether the client requested it.
     pub(super) includes_reasoning: bool,
-    /// Further calls are left out.
+    /// Further calls are dropped.
     pub(super) max_calls: Option<usize>,
     /// Calls in earlier turns, for ids that count.
     pub(super) num_earlier_calls: usize,
@@ -26,8 +26,8 @@ pub(super) struct TurnFormat {
 
 /// What is new in a turn.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Piece {
-    /// What the model thinks, for clients that want to see it.
+pub(super) enum TurnDelta {
+    /// Reasoning, for clients that requested it.
     Reasoning(String),
     /// What it says.
     Content(String),
@@ -52,20 +52,20 @@ impl Turn {
     }
 
     /// Takes the text of the next token, or of several events that have none.
-    pub(super) fn push(&mut self, text: &str, has_token: bool, totals: &mut Totals) -> Vec<Piece> {
+    pub(super) fn push(&mut self, text: &str, has_token: bool, totals: &mut Totals) -> Vec<TurnDelta> {
         let was_reasoning = self.parser.is_reasoning();
         let events = self.parser.push(text);
         let has_reasoning = events.iter().any(|event| matches!(event, AnswerEvent::Reasoning(_)));
         if has_token && (was_reasoning || has_reasoning || self.parser.is_reasoning()) {
             totals.num_reasoning_tokens += 1;
         }
-        self.pieces(events)
+        self.deltas(events)
     }
 
     /// Ends the text.
-    pub(super) fn finish(&mut self) -> Vec<Piece> {
+    pub(super) fn finish(&mut self) -> Vec<TurnDelta> {
         let events = self.parser.finish();
-        self.pieces(events)
+        self.deltas(events)
     }
 
     /// The reason for the client, from the one of the sequence.
@@ -73,21 +73,23 @@ impl Turn {
         if reason == "stop" && self.num_calls > 0 { "tool_calls" } else { reason }
     }
 
-    fn pieces(&mut self, events: Vec<AnswerEvent>) -> Vec<Piece> {
-        events.into_iter().filter_map(|event| self.piece(event)).collect()
+    fn deltas(&mut self, events: Vec<AnswerEvent>) -> Vec<TurnDelta> {
+        events.into_iter().filter_map(|event| self.delta(event)).collect()
     }
 
-    fn piece(&mut self, event: AnswerEvent) -> Option<Piece> {
+    fn delta(&mut self, event: AnswerEvent) -> Option<TurnDelta> {
         let is_wanted = |index: usize| self.format.max_calls.is_none_or(|max| index < max);
         match event {
-            AnswerEvent::Reasoning(text) => self.format.includes_reasoning.then_some(Piece::Reasoning(text)),
-            AnswerEvent::Content(text) => Some(Piece::Content(text)),
+            AnswerEvent::Reasoning(text) => {
+                self.format.includes_reasoning.then_some(TurnDelta::Reasoning(text))
+            }
+            AnswerEvent::Content(text) => Some(TurnDelta::Content(text)),
             AnswerEvent::CallBegin { index, name } if is_wanted(index) => {
                 self.num_calls = index + 1;
-                Some(Piece::Call { index, id: self.new_call_id(index, &name), name })
+                Some(TurnDelta::Call { index, id: self.new_call_id(index, &name), name })
             }
             AnswerEvent::CallArguments { index, text } if is_wanted(index) => {
-                Some(Piece::Arguments { index, text })
+                Some(TurnDelta::Arguments { index, text })
             }
             AnswerEvent::CallBegin { .. } | AnswerEvent::CallArguments { .. } => None,
         }
@@ -102,23 +104,23 @@ impl Turn {
     }
 }
 
-impl From<Piece> for Delta {
-    fn from(piece: Piece) -> Self {
+impl From<TurnDelta> for Delta {
+    fn from(delta: TurnDelta) -> Self {
         let call = |index, id: Option<String>, name, arguments| ToolCallDelta {
             index,
             kind: id.as_ref().map(|_| "function"),
             id,
             function: FunctionDelta { name, arguments },
         };
-        match piece {
-            Piece::Reasoning(text) => {
+        match delta {
+            TurnDelta::Reasoning(text) => {
                 Self { reasoning_content: Some(text.clone()), reasoning: Some(text), ..Self::default() }
             }
-            Piece::Content(text) => Self { content: Some(text), ..Self::default() },
-            Piece::Call { index, id, name } => {
+            TurnDelta::Content(text) => Self { content: Some(text), ..Self::default() },
+            TurnDelta::Call { index, id, name } => {
                 Self { tool_calls: vec![call(index, Some(id), Some(name), String::new())], ..Self::default() }
             }
-            Piece::Arguments { index, text } => {
+            TurnDelta::Arguments { index, text } => {
                 Self { tool_calls: vec![call(index, None, None, text)], ..Self::default() }
             }
         }
@@ -162,7 +164,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::chat::{ReasoningFormat, ToolCallFormat};
+    use tinyvllm::chat::{ReasoningFormat, ToolCallFormat};
 
     const TEXT: &str = "<think>\nRome?\n</think>\n\nLet me see.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": \
         {\"city\": \"Rome\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>";
@@ -178,17 +180,17 @@ mod tests {
         }
     }
 
-    /// The whole message, its end, and the tokens of reasoning, if the text comes in pieces of this size.
+    /// The whole message, its end, and the tokens of reasoning, if the text comes in chunks of this size.
     fn run(format: TurnFormat, text: &str, size: usize) -> (Value, &'static str, usize, Vec<Value>) {
         let (mut turn, mut totals) = (Turn::new(&Arc::new(format)), Totals::default());
         let mut message = Message::new();
-        let mut pieces = Vec::new();
+        let mut deltas = Vec::new();
         let characters: Vec<char> = text.chars().collect();
-        for piece in characters.chunks(size) {
-            pieces.extend(turn.push(&piece.iter().collect::<String>(), true, &mut totals));
+        for delta in characters.chunks(size) {
+            deltas.extend(turn.push(&delta.iter().collect::<String>(), true, &mut totals));
         }
-        pieces.extend(turn.finish());
-        let deltas: Vec<Delta> = pieces.into_iter().map(Delta::from).collect();
+        deltas.extend(turn.finish());
+        let deltas: Vec<Delta> = deltas.into_iter().map(Delta::from).collect();
         let sent = deltas.iter().map(|delta| serde_json::to_value(delta).unwrap()).collect();
         deltas.into_iter().for_each(|delta| message.add(delta));
         let message = serde_json::to_value(message.complete()).unwrap();

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::super::generation::Totals;
 use super::prompt_report::Listed;
-use crate::engine::PromptProgress;
+use tinyvllm::engine::PromptProgress;
 
 /// An answer, or a chunk of one.
 #[derive(Debug, Serialize)]
@@ -27,7 +27,7 @@ pub(super) struct Envelope<'a> {
     pub(super) prompt_progress: Option<Reading>,
 }
 
-/// How far the server is with the prompt, as llama.cpp's server tells it.
+/// The progress of the prompt, as llama.cpp's server reports it.
 #[derive(Debug, Serialize)]
 pub(in super::super) struct Reading {
     /// Tokens of the prompt.
@@ -91,9 +91,9 @@ impl StopReason {
 pub(super) enum Content {
     /// A whole answer of a chat.
     Message { message: Message },
-    /// A piece of it.
+    /// A chunk of it.
     Delta { delta: Delta },
-    /// A completion, or a piece of it.
+    /// A completion, or a chunk of it.
     Text { text: String },
 }
 
@@ -177,7 +177,7 @@ pub(super) struct FunctionDelta {
     pub(super) arguments: String,
 }
 
-/// Log-probabilities in the form of chats or of completions.
+/// Log-probabilities as in chats or completions.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(super) enum Logprobs {
@@ -248,7 +248,7 @@ struct PromptDetails {
 #[derive(Debug, Clone, Copy, Serialize)]
 struct CompletionDetails {
     reasoning_tokens: usize,
-    /// Drafted tokens that came, and those that were tried and did not. The latter are no completion tokens.
+    /// Accepted drafted tokens, and rejected ones. The latter are not completion tokens.
     accepted_prediction_tokens: usize,
     rejected_prediction_tokens: usize,
 }

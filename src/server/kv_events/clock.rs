@@ -1,4 +1,4 @@
-//! The times that peers have: to say who they are, to take what is sent to them, and to want something.
+//! The timeouts of peers: for the handshake, for reading, and for a request.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use tokio::time::Instant;
 use super::peers::Closed;
 use super::session::Session;
 
-/// Time for a peer to say who it is.
+/// Time for the handshake of a peer.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time that a peer may take nothing of what is sent to it.
 pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time that a peer may want nothing and say nothing. ZeroMQ's sockets connect again when they need to.
+/// Time that a peer may be idle. ZeroMQ's sockets connect again when they need to.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// When a peer's time is over.
@@ -45,7 +45,7 @@ impl Clock {
         [stalled, waited].into_iter().flatten().min_by_key(|(deadline, _)| *deadline)
     }
 
-    /// So many bytes came and went.
+    /// This many bytes came and went.
     pub(super) fn moved(&mut self, read: usize, written: usize) {
         let now = Instant::now();
         if read + written > 0 {
@@ -61,7 +61,7 @@ impl Clock {
 mod tests {
     use bytes::Bytes;
 
-    use super::super::kept::Kept;
+    use super::super::kept::KeptBatches;
     use super::super::session::Role;
     use super::super::zmtp;
     use super::*;
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn each_state_has_its_time() {
-        let kept = Kept::new(10, 10);
+        let kept = KeptBatches::new(10, 10);
         let (second, near) = (Duration::from_secs(1), Duration::from_secs(2));
         let check = |found: Option<(Duration, Closed)>, wanted: Option<(Duration, Closed)>| {
             let is_near = |found: Duration, wanted: Duration| found.abs_diff(wanted) < near;

@@ -5,21 +5,21 @@ use std::str::FromStr;
 
 use serde::Deserialize;
 
-use crate::{Error, Result};
+use tinyvllm::{Error, Result};
 
-/// Most batches that can be asked for again.
+/// Most batches that can be replayed.
 const MAX_KEPT: usize = 100_000;
 /// Most batches that wait to be sent, to a subscriber or at all.
 const MAX_BATCHES: usize = 1_000_000;
 /// Longest topic.
 const MAX_TOPIC_BYTES: usize = 256;
 
-/// How routers are told of the prefix cache.
+/// How events of the prefix cache are published.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvEventsConfig {
     /// Where batches are published, as `tcp://host:port`.
     pub endpoint: String,
-    /// Where those that missed batches ask for them again; nowhere if there is none.
+    /// The endpoint for replays; none if there is none.
     pub replay_endpoint: Option<String>,
     /// Batches that are kept for them.
     pub buffer_steps: usize,
@@ -38,8 +38,8 @@ impl KvEventsConfig {
 }
 
 fn is_on_loopback(endpoint: &str) -> bool {
-    let place = endpoint.strip_prefix("tcp://").and_then(|place| place.rsplit_once(':'));
-    place.is_some_and(|(host, _)| {
+    let address = endpoint.strip_prefix("tcp://").and_then(|address| address.rsplit_once(':'));
+    address.is_some_and(|(host, _)| {
         let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
         host == "localhost" || address.is_ok_and(|address| address.is_loopback())
     })
@@ -68,8 +68,8 @@ impl FromStr for KvEventsChoice {
 
     /// Reads vLLM's JSON. Without `"enable_kv_cache_events": true`, or with the publisher `null`, there are no events.
     fn from_str(json: &str) -> Result<Self> {
-        let fields: Fields = serde_json::from_str(json)
-            .map_err(|error| invalid(format!("{json:?} is not what it should be: {error}")))?;
+        let fields: Fields =
+            serde_json::from_str(json).map_err(|error| invalid(format!("{json:?} is not valid: {error}")))?;
         let publisher = fields.publisher.as_deref().unwrap_or("zmq");
         if !matches!(publisher, "zmq" | "null") {
             return Err(invalid(format!("publisher is {publisher:?}; it must be \"zmq\" or \"null\"")));
@@ -96,7 +96,7 @@ impl FromStr for KvEventsChoice {
             endpoint: tcp("endpoint", fields.endpoint.as_deref().unwrap_or("tcp://127.0.0.1:5557"))?,
             replay_endpoint: fields
                 .replay_endpoint
-                .map(|place| tcp("replay_endpoint", &place))
+                .map(|address| tcp("replay_endpoint", &address))
                 .transpose()?,
             buffer_steps,
             max_queue_size: max_queue_size.min(high_water_mark),
@@ -108,8 +108,8 @@ impl FromStr for KvEventsChoice {
 
 /// An address to listen on. ZeroMQ's `*` is every address of this machine.
 fn tcp(name: &str, endpoint: &str) -> Result<String> {
-    let place = endpoint.strip_prefix("tcp://").and_then(|place| place.rsplit_once(':'));
-    match place {
+    let address = endpoint.strip_prefix("tcp://").and_then(|address| address.rsplit_once(':'));
+    match address {
         Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => {
             let host = if host == "*" { "0.0.0.0" } else { host };
             Ok(format!("tcp://{host}:{port}"))
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_others_reach_are_told() {
+    fn addresses_that_other_machines_reach_are_reported() {
         let check = |endpoint: &str, is_open: bool| {
             let json = format!(
                 r#"{{"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:1", "replay_endpoint": "{endpoint}"}}"#

@@ -1,4 +1,4 @@
-//! The latest batches, which is all that waits for peers: each has its place in them, and none has a queue.
+//! The latest batches, which is all that waits for peers: each has an index into them, and none has a queue.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,12 +9,12 @@ use tokio::sync::watch;
 /// Most bytes that are kept, whatever the number of batches and of peers that they wait for: those of some ten million
 /// tokens.
 pub(super) const MAX_KEPT_BYTES: usize = 64 << 20;
-/// What a batch takes beside its payload.
+/// What a batch takes in addition to its payload.
 const BATCH_BYTES: usize = 128;
 
-/// The latest batches. Their places are counted from the first batch that ever was; numbers of batches have gaps.
+/// The latest batches. Their indices count from the first batch of all; numbers of batches have gaps.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct KeptBatches {
     max_batches: usize,
     max_replayed: usize,
     batches: Mutex<Batches>,
@@ -25,7 +25,7 @@ pub(super) struct Kept {
 struct Batches {
     latest: VecDeque<(u64, Bytes)>,
     num_bytes: usize,
-    /// The place of the oldest one.
+    /// The index of the oldest one.
     start: u64,
 }
 
@@ -38,13 +38,13 @@ impl Batches {
 /// A batch that is kept.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct KeptBatch {
-    pub(super) place: u64,
+    pub(super) index: u64,
     pub(super) number: u64,
     pub(super) payload: Bytes,
 }
 
-impl Kept {
-    /// Keeps so many batches, of which the latest `max_replayed` can be asked for again.
+impl KeptBatches {
+    /// Keeps this many batches, of which the latest `max_replayed` can be replayed.
     pub(super) fn new(max_batches: usize, max_replayed: usize) -> Self {
         let (end, _) = watch::channel(0);
         Self { max_batches: max_batches.max(max_replayed), max_replayed, batches: Mutex::default(), end }
@@ -63,15 +63,15 @@ impl Kept {
         self.end.send_replace(batches.end());
     }
 
-    /// The batch at this place, or the oldest one if that is forgotten; none if it has not come yet.
-    pub(super) fn from(&self, place: u64) -> Option<KeptBatch> {
+    /// The batch at this index, or the oldest one if that is dropped; none if it has not come yet.
+    pub(super) fn from(&self, index: u64) -> Option<KeptBatch> {
         let batches = self.batches();
-        let place = place.max(batches.start);
-        let (number, payload) = batches.latest.get(usize::try_from(place - batches.start).ok()?)?.clone();
-        Some(KeptBatch { place, number, payload })
+        let index = index.max(batches.start);
+        let (number, payload) = batches.latest.get(usize::try_from(index - batches.start).ok()?)?.clone();
+        Some(KeptBatch { index, number, payload })
     }
 
-    /// The places of the batches of this number and later ones that can be asked for again: from, and up to.
+    /// The indices of the batches of this number and later ones that can be replayed: from, and up to.
     pub(super) fn replay(&self, number: u64) -> (u64, u64) {
         let batches = self.batches();
         let index = batches.latest.partition_point(|(kept, _)| *kept < number);
@@ -79,7 +79,7 @@ impl Kept {
         (batches.start + index.max(oldest) as u64, batches.end())
     }
 
-    /// The place of the next batch that comes.
+    /// The index of the next batch.
     pub(super) fn end(&self) -> u64 {
         self.batches().end()
     }
@@ -98,13 +98,13 @@ impl Kept {
 mod tests {
     use super::*;
 
-    fn number(kept: &Kept, place: u64) -> Option<u64> {
-        kept.from(place).map(|batch| batch.number)
+    fn number(kept: &KeptBatches, index: u64) -> Option<u64> {
+        kept.from(index).map(|batch| batch.number)
     }
 
     #[test]
     fn the_latest_batches_are_kept() {
-        let kept = Kept::new(3, 3);
+        let kept = KeptBatches::new(3, 3);
         assert_eq!((kept.from(0), kept.end(), kept.replay(0)), (None, 0, (0, 0)));
         // 2 was lost.
         for number in [0, 1, 3, 4] {
@@ -112,14 +112,14 @@ mod tests {
         }
         assert_eq!((kept.end(), *kept.news().borrow()), (4, 4));
         let batch = kept.from(0).unwrap();
-        assert_eq!((batch.place, batch.number, &batch.payload[..]), (1, 1, &[1][..]), "0 is forgotten");
-        assert_eq!([1, 2, 3, 4].map(|place| number(&kept, place)), [Some(1), Some(3), Some(4), None]);
+        assert_eq!((batch.index, batch.number, &batch.payload[..]), (1, 1, &[1][..]), "0 is forgotten");
+        assert_eq!([1, 2, 3, 4].map(|index| number(&kept, index)), [Some(1), Some(3), Some(4), None]);
         assert_eq!([0, 1, 2, 3, 4, 5].map(|number| kept.replay(number).0), [1, 1, 2, 2, 3, 4]);
     }
 
     #[test]
     fn bytes_bound_what_is_kept() {
-        let kept = Kept::new(3, 3);
+        let kept = KeptBatches::new(3, 3);
         kept.push(0, Bytes::from_static(b"x"));
         kept.push(1, Bytes::from(vec![0; MAX_KEPT_BYTES - BATCH_BYTES]));
         assert_eq!(number(&kept, 0), Some(1), "the other is too many bytes");
@@ -131,11 +131,11 @@ mod tests {
 
     #[test]
     fn more_may_wait_than_can_be_asked_for_again() {
-        let kept = Kept::new(10, 2);
+        let kept = KeptBatches::new(10, 2);
         (0..5).for_each(|number| kept.push(number, Bytes::new()));
         assert_eq!((kept.replay(0), kept.replay(4), kept.replay(99)), ((3, 5), (4, 5), (5, 5)));
         assert_eq!(number(&kept, 0), Some(0));
-        let kept = Kept::new(1, 4);
+        let kept = KeptBatches::new(1, 4);
         (0..5).for_each(|number| kept.push(number, Bytes::new()));
         assert_eq!(kept.replay(0), (1, 5));
     }

@@ -2,12 +2,12 @@
 //!
 //! A batch is what a step changed. Batches are numbered on the engine's thread, before the bounded queue to the task
 //! that sends them, so that one that is lost is seen by its number; the engine never waits. The first batch says that
-//! the cache is empty, so that whoever followed a server that was at this address before forgets what it had.
+//! the cache is empty, so that subscribers of an earlier server at this address drop its blocks.
 //!
-//! The sockets speak ZeroMQ's protocol themselves (`zmtp.rs`), because whoever can reach them may send anything: peers,
+//! The sockets speak ZeroMQ's protocol themselves (`zmtp.rs`), because any peer that reaches them may send anything: peers,
 //! their time, their frames and what waits for them are bounded, for all together (`peers.rs`, `session.rs`, `kept.rs`).
 //!
-//! Events carry prompts, and the sockets ask nobody for a key: it is off unless configured, and without an address
+//! Events carry prompts, and the sockets require no key: it is off unless configured, and without an address
 //! only this machine can listen.
 
 mod clock;
@@ -28,10 +28,10 @@ pub use self::config::{KvEventsChoice, KvEventsConfig};
 use self::peers::Counts;
 pub(super) use self::peers::MAX_PEERS;
 use super::access::AccessLog;
-use crate::engine::{CacheEvent, OnCacheEvents};
-use crate::{Error, Result};
+use tinyvllm::engine::{CacheEvent, OnCacheEvents};
+use tinyvllm::{Error, Result};
 
-/// What a batch tells.
+/// The contents of a batch.
 #[derive(Debug, PartialEq)]
 enum Change {
     /// Nothing is cached.
@@ -82,7 +82,7 @@ pub(super) struct KvEventTotals {
 }
 
 impl KvEvents {
-    /// Takes the ports, for so many peers of both at once. Nothing is sent before [`listener`](Self::listener) is called.
+    /// Takes the ports, for this many peers of both at once. Nothing is sent before [`listener`](Self::listener) is called.
     ///
     /// # Errors
     /// If a port cannot be had.
@@ -136,9 +136,9 @@ fn cannot_bind(name: &str, endpoint: &str, error: impl std::fmt::Display) -> Err
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::Medium;
+    use tinyvllm::engine::Medium;
 
-    /// A listener whose queue nobody reads: what does not fit is lost, and the numbers say so.
+    /// A listener whose queue is not read: what does not fit is lost, and the numbers show it.
     #[test]
     fn a_full_queue_loses_batches_and_never_waits() {
         let (queue, mut batches) = mpsc::channel(2);

@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::Change;
-use crate::engine::{CacheEvent, Medium};
-use crate::{Error, Result};
+use tinyvllm::engine::{CacheEvent, Medium};
+use tinyvllm::{Error, Result};
 
 /// There is one copy of the model.
 const DATA_PARALLEL_RANK: u32 = 0;
@@ -38,7 +38,7 @@ pub(super) fn encode(time: f64, change: Change) -> Result<Vec<u8>> {
         .map_err(|error| Error::internal(format!("a batch of KV events cannot be written: {error}")))
 }
 
-/// In vLLM's words. It calls the cache `GPU` on every device, and so do those who listen, who take `CPU` for what has to be
+/// In vLLM's words. It calls the cache `GPU` on every device, and so do subscribers, which use `CPU` for what has to be
 /// copied first.
 fn name_of(medium: Medium) -> &'static str {
     match medium {
@@ -48,7 +48,7 @@ fn name_of(medium: Medium) -> &'static str {
     }
 }
 
-/// Blocks that follow each other in one place are one event, and so are those that go together.
+/// Consecutive blocks of one medium are one event, and so are blocks that are removed together.
 fn events(change: Change) -> Vec<Event> {
     let Change::Blocks(changes) = change else { return vec![Event::AllBlocksCleared] };
     let mut events: Vec<Event> = Vec::new();
@@ -56,8 +56,8 @@ fn events(change: Change) -> Vec<Event> {
         match (events.last_mut(), change) {
             (
                 Some(Event::BlockStored { block_hashes, token_ids, medium, .. }),
-                CacheEvent::Stored { hash, parent: Some(parent), token_ids: more, medium: place },
-            ) if block_hashes.last() == Some(&parent) && *medium == name_of(place) => {
+                CacheEvent::Stored { hash, parent: Some(parent), token_ids: more, medium: own },
+            ) if block_hashes.last() == Some(&parent) && *medium == name_of(own) => {
                 block_hashes.push(hash);
                 token_ids.extend(more);
             }
@@ -72,8 +72,8 @@ fn events(change: Change) -> Vec<Event> {
             }),
             (
                 Some(Event::BlockRemoved { block_hashes, medium }),
-                CacheEvent::Removed { hash, medium: place },
-            ) if *medium == name_of(place) => block_hashes.push(hash),
+                CacheEvent::Removed { hash, medium: own },
+            ) if *medium == name_of(own) => block_hashes.push(hash),
             (_, CacheEvent::Removed { hash, medium }) => {
                 events.push(Event::BlockRemoved { block_hashes: vec![hash], medium: name_of(medium) });
             }
@@ -121,21 +121,22 @@ mod tests {
     }
 
     #[test]
-    fn places_are_told_apart() {
-        let place = |hash, parent, medium| CacheEvent::Stored { hash, parent, token_ids: vec![1, 2], medium };
+    fn media_are_distinguished() {
+        let medium =
+            |hash, parent, medium| CacheEvent::Stored { hash, parent, token_ids: vec![1, 2], medium };
         let changes = vec![
-            place(1, None, Medium::Cache),
-            place(2, Some(1), Medium::Disk),
-            place(3, Some(2), Medium::Disk),
+            medium(1, None, Medium::Cache),
+            medium(2, Some(1), Medium::Disk),
+            medium(3, Some(2), Medium::Disk),
             CacheEvent::Removed { hash: 1, medium: Medium::Cache },
             CacheEvent::Removed { hash: 1, medium: Medium::Host },
         ];
         let batch = read(Change::Blocks(changes));
-        let told =
+        let events_in =
             |index: usize| (batch[1][index]["medium"].clone(), batch[1][index]["block_hashes"].clone());
         let wanted = [("GPU", json!([1])), ("DISK", json!([2, 3])), ("GPU", json!([1])), ("CPU", json!([1]))];
         for (index, (medium, hashes)) in wanted.into_iter().enumerate() {
-            assert_eq!(told(index), (json!(medium), hashes));
+            assert_eq!(events_in(index), (json!(medium), hashes));
         }
     }
 }

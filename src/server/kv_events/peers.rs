@@ -1,4 +1,4 @@
-//! The peers of both sockets, and how many there may be. Whoever is beyond a limit is closed, and a line says which.
+//! The peers of both sockets, and how many there may be. A peer beyond a limit is closed, and the log names the limit.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,23 +15,23 @@ use tokio::time::timeout_at;
 
 use super::KvEventsConfig;
 use super::clock::{Clock, HANDSHAKE_TIMEOUT, IDLE_TIMEOUT, WRITE_TIMEOUT};
-use super::kept::Kept;
+use super::kept::KeptBatches;
 use super::session::{Fault, Role, Session};
-use crate::server::access::AccessLog;
-use crate::server::clients::network;
-use crate::server::notices::Notices;
+use crate::access::AccessLog;
+use crate::clients::network;
+use crate::notices::Notices;
 
 /// Peers of both sockets at once; fewer where the process may have few open files. Half of them may be from one address.
-pub(in crate::server) const MAX_PEERS: usize = 256;
+pub(crate) const MAX_PEERS: usize = 256;
 /// Pause after the system refused a connection, for instance because there are no more file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Why a peer was closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Closed {
-    /// There are so many.
+    /// The limit of peers.
     Peers(usize),
-    /// There are so many from its address.
+    /// The limit of peers from its address.
     PeersOfAddress(usize),
     Handshake,
     Stalled,
@@ -48,7 +48,7 @@ impl Closed {
             Self::Handshake => "handshake",
             Self::Stalled => "stalled",
             Self::Idle => "idle",
-            Self::Fault(Fault::Behind) => "behind",
+            Self::Fault(Fault::TooSlow) => "behind",
             Self::Fault(_) => "protocol",
         }
     }
@@ -57,13 +57,13 @@ impl Closed {
 impl fmt::Display for Closed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Peers(most) => write!(f, "there are {most} peers, which are the most"),
+            Self::Peers(most) => write!(f, "the limit of {most} peers is reached"),
             Self::PeersOfAddress(most) => {
-                write!(f, "there are {most} peers from its address, which are the most")
+                write!(f, "the limit of {most} peers from its address is reached")
             }
-            Self::Handshake => write!(f, "it did not say who it is within {} s", HANDSHAKE_TIMEOUT.as_secs()),
-            Self::Stalled => write!(f, "it took nothing for {} s", WRITE_TIMEOUT.as_secs()),
-            Self::Idle => write!(f, "it wanted nothing for {} s", IDLE_TIMEOUT.as_secs()),
+            Self::Handshake => write!(f, "it sent no handshake within {} s", HANDSHAKE_TIMEOUT.as_secs()),
+            Self::Stalled => write!(f, "it read nothing for {} s", WRITE_TIMEOUT.as_secs()),
+            Self::Idle => write!(f, "it requested nothing for {} s", IDLE_TIMEOUT.as_secs()),
             Self::Fault(fault) => fault.fmt(f),
         }
     }
@@ -81,12 +81,12 @@ pub(super) struct Counts {
 /// What all peers share.
 pub(super) struct Peers {
     topic: Box<[u8]>,
-    kept: Kept,
+    kept: KeptBatches,
     counts: Arc<Counts>,
     notices: Notices,
     max_peers: usize,
     /// How many there are from each address.
-    places: Mutex<HashMap<IpAddr, usize>>,
+    permits: Mutex<HashMap<IpAddr, usize>>,
 }
 
 impl Peers {
@@ -99,79 +99,79 @@ impl Peers {
         Self {
             max_peers,
             topic: config.topic.as_bytes().into(),
-            kept: Kept::new(config.max_queue_size, config.buffer_steps),
+            kept: KeptBatches::new(config.max_queue_size, config.buffer_steps),
             counts,
             notices: Notices::new(log),
-            places: Mutex::default(),
+            permits: Mutex::default(),
         }
     }
 
-    /// Sends a batch to those that want it.
+    /// Sends a batch to its subscribers.
     pub(super) fn publish(&self, number: u64, payload: Bytes) {
         self.kept.push(number, payload);
     }
 
-    fn places(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    fn permits(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
+        self.permits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn close(&self, address: IpAddr, why: Closed) {
         self.counts.closed.fetch_add(1, Ordering::Relaxed);
-        self.notices.tell(why.kind(), || format!("KV events: {address} was closed, because {why}"));
+        self.notices.log(why.kind(), || format!("KV events: {address} was closed, because {why}"));
     }
 }
 
 /// A peer that is counted until this is dropped.
-struct Place {
+struct PeerPermit {
     peers: Arc<Peers>,
     address: IpAddr,
 }
 
-impl Place {
+impl PeerPermit {
     fn take(peers: &Arc<Peers>, address: IpAddr) -> Result<Self, Closed> {
-        let mut places = peers.places();
+        let mut permits = peers.permits();
         let most = (peers.max_peers / 2).max(1);
-        if places.get(&address).is_some_and(|count| *count >= most) {
+        if permits.get(&address).is_some_and(|count| *count >= most) {
             return Err(Closed::PeersOfAddress(most));
         }
-        if places.values().sum::<usize>() >= peers.max_peers {
+        if permits.values().sum::<usize>() >= peers.max_peers {
             return Err(Closed::Peers(peers.max_peers));
         }
-        *places.entry(address).or_default() += 1;
+        *permits.entry(address).or_default() += 1;
         Ok(Self { peers: Arc::clone(peers), address })
     }
 }
 
-impl Drop for Place {
+impl Drop for PeerPermit {
     fn drop(&mut self) {
-        let mut places = self.peers.places();
-        if let Some(count) = places.get_mut(&self.address) {
+        let mut permits = self.peers.permits();
+        if let Some(count) = permits.get_mut(&self.address) {
             *count -= 1;
             if *count == 0 {
-                places.remove(&self.address);
+                permits.remove(&self.address);
             }
         }
     }
 }
 
-/// Serves whoever connects to a socket.
+/// Serves the peers of a socket.
 pub(super) async fn accept_all(listener: TcpListener, role: Role, peers: Arc<Peers>) {
     loop {
         let (stream, address) = match listener.accept().await {
             Ok((stream, address)) => (stream, network(address.ip())),
             Err(error) => {
-                peers.notices.tell("accept", || format!("KV events: nobody can connect: {error}"));
+                peers.notices.log("accept", || format!("KV events: connections cannot be accepted: {error}"));
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
-        match Place::take(&peers, address) {
+        match PeerPermit::take(&peers, address) {
             Err(limit) => peers.close(address, limit),
-            Ok(place) => {
+            Ok(permit) => {
                 tokio::spawn(async move {
-                    // The connection is closed after it was counted, so that whoever sees the one finds the other.
-                    if let Err(why) = serve(&stream, role, &place.peers).await {
-                        place.peers.close(address, why);
+                    // The connection is closed after it was counted, so that a client that sees the one finds the other.
+                    if let Err(why) = serve(&stream, role, &permit.peers).await {
+                        permit.peers.close(address, why);
                     }
                 });
             }
@@ -181,7 +181,7 @@ pub(super) async fn accept_all(listener: TcpListener, role: Role, peers: Arc<Pee
 
 /// Returns when the peer has left.
 async fn serve(stream: &TcpStream, role: Role, peers: &Peers) -> Result<(), Closed> {
-    // Batches are small, and each is wanted at once. A socket that refuses works all the same.
+    // Batches are small, and each is urgent. A socket that refuses the option works without it.
     let _ = stream.set_nodelay(true);
     let mut session = Session::new(role, &peers.topic, &peers.kept);
     let mut news = peers.kept.news();
@@ -199,9 +199,9 @@ async fn serve(stream: &TcpStream, role: Role, peers: &Peers) -> Result<(), Clos
             None => next.await,
         };
         match next {
-            Turn::Left => return Ok(()),
-            Turn::News => {}
-            Turn::Moved { read, written } => {
+            PeerEvent::Left => return Ok(()),
+            PeerEvent::News => {}
+            PeerEvent::Moved { read, written } => {
                 clock.moved(read, written);
                 // There is one thread, and a peer that takes all at once could have it for itself.
                 tokio::task::yield_now().await;
@@ -211,17 +211,21 @@ async fn serve(stream: &TcpStream, role: Role, peers: &Peers) -> Result<(), Clos
 }
 
 /// What happened next.
-enum Turn {
+enum PeerEvent {
     /// The other side is gone.
     Left,
     /// There are batches to send.
     News,
-    /// So many bytes came and went.
+    /// This many bytes came and went.
     Moved { read: usize, written: usize },
 }
 
 /// Reads and writes what there is.
-async fn exchange(stream: &TcpStream, session: &mut Session<'_>, news: &mut watch::Receiver<u64>) -> Turn {
+async fn exchange(
+    stream: &TcpStream,
+    session: &mut Session<'_>,
+    news: &mut watch::Receiver<u64>,
+) -> PeerEvent {
     let (can_read, can_write) = (!session.space().is_empty(), !session.output().is_empty());
     let interest = match (can_read, can_write) {
         (true, true) => Interest::READABLE | Interest::WRITABLE,
@@ -233,10 +237,10 @@ async fn exchange(stream: &TcpStream, session: &mut Session<'_>, news: &mut watc
         ready = stream.ready(interest) => ready,
         // An error means that the server is gone.
         changed = news.changed(), if waits_for_news => {
-            return if changed.is_ok() { Turn::News } else { Turn::Left };
+            return if changed.is_ok() { PeerEvent::News } else { PeerEvent::Left };
         }
     };
-    let Ok(ready) = ready else { return Turn::Left };
+    let Ok(ready) = ready else { return PeerEvent::Left };
     let (mut read, mut written) = (0, 0);
     if can_write && ready.is_writable() {
         match stream.try_write(session.output()) {
@@ -245,27 +249,27 @@ async fn exchange(stream: &TcpStream, session: &mut Session<'_>, news: &mut watc
                 written = num_bytes;
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            Err(_) => return Turn::Left,
+            Err(_) => return PeerEvent::Left,
         }
     }
     if can_read && ready.is_readable() {
         match stream.try_read(session.space()) {
-            Ok(0) => return Turn::Left,
+            Ok(0) => return PeerEvent::Left,
             Ok(num_bytes) => {
                 session.filled(num_bytes);
                 read = num_bytes;
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            Err(_) => return Turn::Left,
+            Err(_) => return PeerEvent::Left,
         }
     }
-    Turn::Moved { read, written }
+    PeerEvent::Moved { read, written }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::access::AccessRecord;
+    use crate::access::AccessRecord;
 
     struct Silent;
 
@@ -285,16 +289,16 @@ mod tests {
     }
 
     #[test]
-    fn no_address_has_all_places() {
+    fn no_address_has_all_permits() {
         let peers = peers();
-        let take = |address: [u8; 4]| Place::take(&peers, address.into());
-        let mut first: Vec<Place> = (0..4).map(|_| take([10, 0, 0, 1]).unwrap()).collect();
+        let take = |address: [u8; 4]| PeerPermit::take(&peers, address.into());
+        let mut first: Vec<PeerPermit> = (0..4).map(|_| take([10, 0, 0, 1]).unwrap()).collect();
         assert_eq!(take([10, 0, 0, 1]).err(), Some(Closed::PeersOfAddress(4)));
-        let others: Vec<Place> = (0..4).map(|index| take([10, 0, 1, index]).unwrap()).collect();
+        let others: Vec<PeerPermit> = (0..4).map(|index| take([10, 0, 1, index]).unwrap()).collect();
         assert_eq!(take([10, 0, 2, 1]).err(), Some(Closed::Peers(8)));
         first.pop();
         let another = take([10, 0, 2, 1]).unwrap();
         drop((first, others, another));
-        assert!(peers.places().is_empty());
+        assert!(peers.permits().is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! The sockets: one that publishes, and one that repeats, on a thread of their own, so that whoever connects to them
+//! The sockets: one that publishes, and one that repeats, on a thread of their own, so that their peers
 //! takes no time from requests.
 
 use std::io;
@@ -13,8 +13,8 @@ use tokio::sync::{mpsc, oneshot};
 use super::peers::{Counts, Peers, accept_all};
 use super::session::Role;
 use super::{Batch, KvEventsConfig, Source, cannot_bind, payload};
-use crate::server::access::AccessLog;
-use crate::{Error, Result};
+use crate::access::AccessLog;
+use tinyvllm::{Error, Result};
 
 /// What the system keeps for a peer that has not taken it. Its own choice would be megabytes.
 const SEND_BUFFER: u32 = 128 << 10;
@@ -34,14 +34,14 @@ pub(super) async fn start(
     let failed = |source| Error::io("start the thread of the KV events", source);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let config = config.clone();
-    let (told, source) = oneshot::channel();
+    let (sender, source) = oneshot::channel();
     let run = move || {
         runtime.block_on(async {
             let peers = Arc::new(Peers::new(&config, max_peers, counts, log));
             let bound = bind(&config, &peers).await;
             let is_bound = bound.is_ok();
-            // Whoever started it waits for this.
-            let _ = told.send(bound);
+            // The starting thread waits for this.
+            let _ = sender.send(bound);
             if is_bound {
                 publish(&peers, batches).await;
             }
@@ -54,8 +54,8 @@ pub(super) async fn start(
 async fn bind(config: &KvEventsConfig, peers: &Arc<Peers>) -> Result<Source> {
     let (listener, endpoint) = listen("endpoint", &config.endpoint).await?;
     let mut source = Source { endpoint, replay_endpoint: None, topic: config.topic.clone() };
-    if let Some(place) = &config.replay_endpoint {
-        let (repeater, endpoint) = listen("replay_endpoint", place).await?;
+    if let Some(address) = &config.replay_endpoint {
+        let (repeater, endpoint) = listen("replay_endpoint", address).await?;
         source.replay_endpoint = Some(endpoint);
         tokio::spawn(accept_all(repeater, Role::Repeater, Arc::clone(peers)));
     }
@@ -65,11 +65,11 @@ async fn bind(config: &KvEventsConfig, peers: &Arc<Peers>) -> Result<Source> {
 
 /// A socket that listens, and its address with the port that it has.
 async fn listen(name: &str, endpoint: &str) -> Result<(TcpListener, String)> {
-    let place = endpoint.trim_start_matches("tcp://");
-    let (host, _) = place.rsplit_once(':').unwrap_or((place, ""));
+    let address = endpoint.trim_start_matches("tcp://");
+    let (host, _) = address.rsplit_once(':').unwrap_or((address, ""));
     let bound = async {
         let mut last = io::Error::other("it has no address");
-        for address in lookup_host(place).await? {
+        for address in lookup_host(address).await? {
             match listen_at(address) {
                 Ok(listener) => return listener.local_addr().map(|bound| (listener, bound.port())),
                 Err(error) => last = error,

@@ -3,20 +3,20 @@
 //! A peer has no queue. What is sent to it is copied out of the batches that are kept, a buffer at a time, when the
 //! buffer before was taken. So a peer that reads nothing costs that buffer, and one that is too slow misses batches.
 
-use super::kept::Kept;
+use super::kept::KeptBatches;
 use super::zmtp::{self, Broken, Command, Frame, MAX_PING_BYTES, Reader};
 
 /// What is written at once. A buffer, which each peer has.
 pub(super) const OUT_BYTES: usize = 16 << 10;
 /// Most parts of a message of a peer. A request has an empty one and a number.
-const MAX_PARTS: usize = 8;
+const MAX_FRAMES: usize = 8;
 /// The number that ends a replay: -1.
 const END: [u8; 8] = [0xff; 8];
 
 /// Which of the two sockets a peer came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
-    /// Sends each batch to whoever wants it.
+    /// Sends each batch to its subscribers.
     Publisher,
     /// Repeats batches.
     Repeater,
@@ -44,12 +44,12 @@ impl Role {
 pub(super) enum Fault {
     #[error("{0}")]
     Broken(#[from] Broken),
-    #[error("its socket is of another type than talks to this one")]
+    #[error("its socket type does not match this one")]
     SocketType,
-    #[error("it sent a message of more than {MAX_PARTS} parts")]
-    TooManyParts,
-    #[error("it is so far behind that the rest of what it was being sent is not kept any more")]
-    Behind,
+    #[error("it sent a message of more than {MAX_FRAMES} frames")]
+    TooManyFrames,
+    #[error("it reads so slowly that the rest of its message was discarded")]
+    TooSlow,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,26 +59,26 @@ enum Stage {
     Open,
 }
 
-/// What is being sent: batches from one place on.
+/// What is being sent: batches from one index on.
 #[derive(Debug, Clone, Copy)]
 struct Sending {
     /// Of the next batch, or of the one that is half sent.
-    place: u64,
+    index: u64,
     /// How much of its payload went out, if it is half sent.
     sent: Option<usize>,
-    /// The place of the first batch that is not sent any more; a subscriber wants all.
+    /// The index of the first batch that is not sent any more; a subscriber gets all.
     end: Option<u64>,
 }
 
 /// A request on its way: the parts so far.
 #[derive(Debug, Clone, Copy, Default)]
 struct Request {
-    num_parts: usize,
+    num_frames: usize,
     is_wrong: bool,
     start: Option<u64>,
 }
 
-/// One peer. What it has sent is in the reader, what it is told is made by the state.
+/// One peer. Its input is in the reader, its output is made by the state.
 #[derive(Debug)]
 pub(super) struct Session<'a> {
     reader: Reader,
@@ -89,7 +89,7 @@ pub(super) struct Session<'a> {
 struct State<'a> {
     role: Role,
     topic: &'a [u8],
-    kept: &'a Kept,
+    kept: &'a KeptBatches,
     stage: Stage,
     /// For each length whether the beginning of the topic that has it is subscribed to. Nothing else can match.
     subscriptions: Box<[bool]>,
@@ -110,7 +110,7 @@ struct Pong {
 }
 
 impl<'a> Session<'a> {
-    pub(super) fn new(role: Role, topic: &'a [u8], kept: &'a Kept) -> Self {
+    pub(super) fn new(role: Role, topic: &'a [u8], kept: &'a KeptBatches) -> Self {
         let state = State {
             role,
             topic,
@@ -134,7 +134,7 @@ impl<'a> Session<'a> {
         self.state.stage == Stage::Open
     }
 
-    /// Whether it wants batches: those to come, or some that are being repeated.
+    /// Whether it receives batches: new ones, or replayed ones.
     pub(super) fn wants_batches(&self) -> bool {
         self.state.sending.is_some()
     }
@@ -152,7 +152,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// So many bytes were put there.
+    /// This many bytes were put there.
     pub(super) fn filled(&mut self, num_bytes: usize) {
         self.reader.filled(num_bytes);
     }
@@ -162,7 +162,7 @@ impl<'a> Session<'a> {
         &self.state.out[self.state.num_written..]
     }
 
-    /// So much of it was written.
+    /// This much of it was written.
     pub(super) fn written(&mut self, num_bytes: usize) {
         let state = &mut self.state;
         state.num_written += num_bytes;
@@ -172,7 +172,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Understands what has come, and gets ready what goes out next.
+    /// Parses the input, and prepares the next output.
     ///
     /// # Errors
     /// If the peer is to be closed.
@@ -219,7 +219,7 @@ impl State<'_> {
 
     fn take(&mut self, frame: Frame<'_>) -> Result<(), Fault> {
         match (self.stage, frame.is_command) {
-            (Stage::Open, false) => return self.take_part(frame),
+            (Stage::Open, false) => return self.take_frame(frame),
             (Stage::Open, true) => self.take_command(Command::read(frame.body)?),
             (_, true) => match Command::read(frame.body)? {
                 Command::Ready { socket_type } if self.role.fits(socket_type) => self.stage = Stage::Open,
@@ -245,7 +245,7 @@ impl State<'_> {
         }
     }
 
-    fn take_part(&mut self, frame: Frame<'_>) -> Result<(), Fault> {
+    fn take_frame(&mut self, frame: Frame<'_>) -> Result<(), Fault> {
         let is_alone = !std::mem::replace(&mut self.is_between_parts, frame.has_more) && !frame.has_more;
         match (self.role, frame.body) {
             // Before version 3.1, and in the library that routers in Rust use, these are messages.
@@ -255,13 +255,13 @@ impl State<'_> {
             (Role::Publisher, _) => {}
             (Role::Repeater, part) => {
                 let request = &mut self.request;
-                match request.num_parts {
+                match request.num_frames {
                     0 => request.is_wrong |= !part.is_empty(),
                     1 => request.start = part.try_into().ok().map(u64::from_be_bytes),
-                    MAX_PARTS => return Err(Fault::TooManyParts),
+                    MAX_FRAMES => return Err(Fault::TooManyFrames),
                     _ => request.is_wrong = true,
                 }
-                request.num_parts += 1;
+                request.num_frames += 1;
                 if !frame.has_more {
                     let request = std::mem::take(request);
                     self.repeat_from(request.start.filter(|_| !request.is_wrong));
@@ -273,8 +273,8 @@ impl State<'_> {
 
     /// What cannot be understood has no answer.
     fn repeat_from(&mut self, number: Option<u64>) {
-        let places = number.map(|number| self.kept.replay(number));
-        self.sending = places.map(|(place, end)| Sending { place, sent: None, end: Some(end) });
+        let indices = number.map(|number| self.kept.replay(number));
+        self.sending = indices.map(|(index, end)| Sending { index, sent: None, end: Some(end) });
     }
 
     fn subscribe(&mut self, wanted: &[u8], is_wanted: bool) {
@@ -284,7 +284,7 @@ impl State<'_> {
         self.subscriptions[wanted.len()] = is_wanted;
         match self.sending {
             None if self.is_subscribed() => {
-                self.sending = Some(Sending { place: self.kept.end(), sent: None, end: None });
+                self.sending = Some(Sending { index: self.kept.end(), sent: None, end: None });
             }
             // A batch that is half sent is sent to its end.
             Some(Sending { sent: None, .. }) if !self.is_subscribed() => self.sending = None,
@@ -316,33 +316,33 @@ impl State<'_> {
 
     /// Goes on with the batch that is half sent. Returns whether there is none any more.
     fn fill_payload(&mut self) -> Result<bool, Fault> {
-        let Some(Sending { place, sent: Some(sent), end }) = self.sending else { return Ok(true) };
-        let Some(batch) = self.kept.from(place).filter(|batch| batch.place == place) else {
+        let Some(Sending { index, sent: Some(sent), end }) = self.sending else { return Ok(true) };
+        let Some(batch) = self.kept.from(index).filter(|batch| batch.index == index) else {
             if self.role == Role::Publisher {
-                self.num_missed += self.kept.end() - place;
+                self.num_missed += self.kept.end() - index;
             }
-            return Err(Fault::Behind);
+            return Err(Fault::TooSlow);
         };
         let rest = &batch.payload[sent..];
         let num_bytes = rest.len().min(OUT_BYTES - self.out.len());
         self.out.extend_from_slice(&rest[..num_bytes]);
         let is_over = num_bytes == rest.len();
         self.sending = Some(match is_over {
-            true => Sending { place: place + 1, sent: None, end },
-            false => Sending { place, sent: Some(sent + num_bytes), end },
+            true => Sending { index: index + 1, sent: None, end },
+            false => Sending { index, sent: Some(sent + num_bytes), end },
         });
         Ok(is_over)
     }
 
     /// Begins with the next batch, or ends a replay. Returns whether there is a batch.
     fn begin_batch(&mut self) -> bool {
-        let Some(Sending { place, end, .. }) = self.sending else { return false };
+        let Some(Sending { index, end, .. }) = self.sending else { return false };
         if self.role == Role::Publisher && !self.is_subscribed() {
             self.sending = None;
             return false;
         }
         self.out.reserve_exact(OUT_BYTES - self.out.len());
-        let batch = self.kept.from(place).filter(|batch| end.is_none_or(|end| batch.place < end));
+        let batch = self.kept.from(index).filter(|batch| end.is_none_or(|end| batch.index < end));
         let Some(batch) = batch else {
             if end.is_some() {
                 self.put_head(b"", END, 0);
@@ -351,14 +351,14 @@ impl State<'_> {
             return false;
         };
         if self.role == Role::Publisher {
-            self.num_missed += batch.place - place;
+            self.num_missed += batch.index - index;
         }
         self.put_head(self.topic, batch.number.to_be_bytes(), batch.payload.len());
-        self.sending = Some(Sending { place: batch.place, sent: Some(0), end });
+        self.sending = Some(Sending { index: batch.index, sent: Some(0), end });
         true
     }
 
-    /// A message up to the payload, which has so many bytes.
+    /// A message up to the payload, which has this many bytes.
     fn put_head(&mut self, topic: &[u8], number: [u8; 8], payload: usize) {
         if self.role == Role::Repeater {
             zmtp::put_frame(&mut self.out, true, b"");

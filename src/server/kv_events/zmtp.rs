@@ -1,7 +1,7 @@
 //! ZeroMQ's protocol, ZMTP 3, as far as sockets need it that publish or repeat and ask for no key: a greeting, frames,
 //! and commands.
 //!
-//! Bytes come in, frames go out. A [`Reader`] has room for the longest frame that is taken and never for more: what a
+//! Bytes come in, frames go out. A [`Reader`] has space for the longest accepted frame and never for more: what a
 //! frame says of its length is compared with [`MAX_FRAME_BYTES`] before anything is done with it.
 
 /// Longest frame of a peer. What peers send are names of sockets, beginnings of topics and numbers.
@@ -10,13 +10,13 @@ pub const MAX_FRAME_BYTES: usize = 4 << 10;
 pub const GREETING_BYTES: usize = 64;
 /// Longest flags and length of a frame.
 pub const MAX_HEAD_BYTES: usize = 9;
-/// Longest text that a PING wants back.
+/// Longest text of a PING that is returned.
 pub const MAX_PING_BYTES: usize = 16;
 
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
-/// The kind of sign-on that asks for nothing, filled up to the length of such a name.
+/// The authentication mechanism NULL, padded to the length of such a name.
 const MECHANISM: &[u8; 20] = b"NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 /// The first version whose frames are these.
 const MAJOR_VERSION: u8 = 3;
@@ -25,31 +25,31 @@ const MAJOR_VERSION: u8 = 3;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
     /// Something that is no ZeroMQ.
-    #[error("it does not begin as ZeroMQ does")]
+    #[error("it does not begin with ZeroMQ's greeting")]
     Greeting,
     /// A version before 3.
-    #[error("it speaks version {0} of ZeroMQ's protocol, and from 3 on is understood")]
+    #[error("it uses version {0} of ZeroMQ's protocol, and 3 or later is required")]
     Version(u8),
     /// Keys or passwords.
-    #[error("it wants to sign on, and there is nothing to sign on with")]
+    #[error("it requests authentication, and only NULL is supported")]
     Mechanism,
     /// More than is taken.
-    #[error("it announced a frame of {0} bytes, and {MAX_FRAME_BYTES} are the most")]
+    #[error("it announced a frame of {0} bytes; the limit is {MAX_FRAME_BYTES}")]
     FrameTooLong(u64),
     /// Bits that mean nothing.
-    #[error("it sent a frame with the flags {0:#04x}, which mean nothing")]
+    #[error("it sent a frame with the unknown flags {0:#04x}")]
     Flags(u8),
     /// A command whose parts do not fit into it.
-    #[error("it sent a command that cannot be read here")]
+    #[error("it sent a command that is not valid")]
     Command,
 }
 
 /// A part of a message, or a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// Said to the socket, not to who uses it.
+    /// Read by the socket, not by its user.
     pub is_command: bool,
-    /// Whether the message goes on.
+    /// Whether the message continues.
     pub has_more: bool,
     /// What it carries.
     pub body: &'a [u8],
@@ -79,7 +79,7 @@ impl Reader {
         &mut self.buffer[self.end..]
     }
 
-    /// So many bytes were put there.
+    /// This many bytes were put there.
     ///
     /// # Panics
     /// If there was less space.
@@ -155,7 +155,7 @@ pub enum Command<'a> {
     Subscribe(&'a [u8]),
     /// Wants them no more.
     Cancel(&'a [u8]),
-    /// Wants this back, to know that somebody is there.
+    /// Requests this back, as a sign of life.
     Ping(&'a [u8]),
     /// Something else.
     Other,
@@ -188,7 +188,7 @@ fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked(usize::from(*length))
 }
 
-/// What is said of the type among the names and values of READY.
+/// The socket type in the metadata of READY.
 fn socket_type(mut properties: &[u8]) -> Result<&[u8], Broken> {
     let mut found = None;
     while !properties.is_empty() {
@@ -258,7 +258,7 @@ mod tests {
 
     use super::*;
 
-    /// What libzmq 4.3.5 sends when a SUB socket connects that wants what begins with `kv@`.
+    /// What libzmq 4.3.5 sends for a SUB socket with the topic `kv@`.
     const LIBZMQ_GREETING: &[u8] =
         b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
     const LIBZMQ_READY: &[u8] = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB";
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_be_talked_to_is_told_from_the_first_bytes() {
+    fn incompatible_peers_are_detected_by_their_first_bytes() {
         let check = |bytes: &[u8], expected| assert_eq!(reader(bytes).greeting(), expected, "{bytes:?}");
         check(b"", Ok(false));
         check(b"\xff", Ok(false));
@@ -368,17 +368,17 @@ mod tests {
     }
 
     proptest! {
-        /// In whatever pieces bytes come, the frames are the same, and there is always space until one is complete.
+        /// In whatever chunks bytes come, the frames are the same, and there is always space until one is complete.
         #[test]
-        fn pieces_do_not_matter(
+        fn chunks_do_not_matter(
             frames in prop::collection::vec((any::<bool>(), prop::collection::vec(any::<u8>(), 0..600)), 0..20),
-            pieces in prop::collection::vec(1_usize..700, 1..20),
+            chunks in prop::collection::vec(1_usize..700, 1..20),
         ) {
             let mut bytes = Vec::new();
             frames.iter().for_each(|(has_more, body)| put_frame(&mut bytes, *has_more, body));
             let (mut reader, mut found) = (Reader::default(), Vec::new());
             let mut left = &bytes[..];
-            for piece in pieces.iter().cycle() {
+            for chunk in chunks.iter().cycle() {
                 while let Some(frame) = reader.frame().unwrap() {
                     found.push((frame.has_more, frame.body.to_vec()));
                 }
@@ -386,7 +386,7 @@ mod tests {
                     break;
                 }
                 let space = reader.space();
-                let num_bytes = left.len().min(*piece).min(space.len());
+                let num_bytes = left.len().min(*chunk).min(space.len());
                 assert!(num_bytes > 0);
                 space[..num_bytes].copy_from_slice(&left[..num_bytes]);
                 reader.filled(num_bytes);

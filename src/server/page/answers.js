@@ -3,7 +3,7 @@ const Answers = (() => {
   const { isText } = Kept;
   /** Milliseconds between two times that a growing answer is kept. */
   const PAUSE = 1000;
-  /** Milliseconds in which a tab says that it is giving an answer. Whoever says nothing has gone. */
+  /** Milliseconds in which a tab replies that it generates an answer. A tab without a reply is gone. */
   const PATIENCE = 500;
   /** Whose answers this tab gives: what a message that grows has as its `growing`. */
   const tab = newId();
@@ -12,7 +12,7 @@ const Answers = (() => {
 
   // ---- One answer
 
-  /** Receives an answer, or more of one, into a message that is in the conversation. `body` is what is asked beside the messages. */
+  /** Receives an answer, or more of one, into a message that is in the conversation. `body` is the request without the messages. */
   async function give(conversation, message, turns, body) {
     const controller = new AbortController();
     const entry = { controller, conversation, message, keptAt: performance.now(), isKeeping: false };
@@ -41,7 +41,7 @@ const Answers = (() => {
     await keep(entry);
   }
 
-  /** What an error is to whoever asked. */
+  /** The text of an error for the user. */
   function words(error) {
     if (!(error instanceof Server.Failure)) return "The answer broke off: the connection was lost.";
     const wait = error.retryAfter ?? null;
@@ -112,8 +112,8 @@ const Answers = (() => {
   const whole = (count) => count.toLocaleString("en");
 
   /** How far the server is with reading the prompt; nothing where it has read it at once. */
-  function progress(told) {
-    const [read, all] = [Number(told?.processed), Number(told?.total)];
+  function progress(report) {
+    const [read, all] = [Number(report?.processed), Number(report?.total)];
     return read < all ? `Reading the prompt ${whole(read)} / ${whole(all)}` : "";
   }
 
@@ -129,7 +129,7 @@ const Answers = (() => {
     return milliseconds < 1000 ? `${Math.round(milliseconds)} ms` : `${(milliseconds / 1e3).toFixed(1)} s`;
   }
 
-  /** What is said of a complete answer, and what of it only to whoever wants to know more. */
+  /** The line about a complete answer, and its details. */
   function summary({ start, first }, reason, usage, timings) {
     const [numbers, more] = [[], []];
     if (Number.isFinite(usage?.completion_tokens)) numbers.push(`${usage.completion_tokens} tokens`);
@@ -155,12 +155,12 @@ const Answers = (() => {
     entry.isKeeping = false;
   }
 
-  /** Both the next piece and a clock ask for it: clocks of tabs that are not seen are slow. */
+  /** Both the next chunk and a clock trigger it: clocks of tabs that are not seen are slow. */
   function keepIfDue(entry) {
     if (!entry.isKeeping && performance.now() - entry.keptAt >= PAUSE) keep(entry);
   }
 
-  // ---- Answers of other tabs, and those that nobody gives any more
+  // ---- Answers of other tabs, and abandoned ones
 
   /** Tabs that said they are giving an answer since it was asked for the last time. */
   let alive = new Set();
@@ -174,7 +174,7 @@ const Answers = (() => {
     if (isAsking || asked.length === 0) return;
     isAsking = true;
     alive = new Set();
-    Library.tell({ whoGives: true });
+    Library.notify({ whoGives: true });
     await Server.sleep(PATIENCE);
     isAsking = false;
     for (const [conversation, message] of strangers()) {
@@ -190,7 +190,7 @@ const Answers = (() => {
 
   Library.isOurs = (id) => running.has(id);
   Library.onMessage = (said) => {
-    if (said?.whoGives && running.size > 0) Library.tell({ gives: tab });
+    if (said?.whoGives && running.size > 0) Library.notify({ gives: tab });
     if (isText(said?.gives)) alive.add(said.gives);
     if (isText(said?.stop)) running.get(said.stop)?.controller.abort();
   };
@@ -200,7 +200,7 @@ const Answers = (() => {
   function stop(id) {
     const entry = running.get(id);
     if (entry) entry.controller.abort();
-    else Library.tell({ stop: id });
+    else Library.notify({ stop: id });
   }
 
   // What has come of an answer is kept if the tab is closed before its end.
@@ -214,14 +214,14 @@ const Answers = (() => {
     settle,
     stop,
     words,
-    /** Is told how many tokens a conversation has. */
+    /** Called with the number of tokens of a conversation. */
     onCounted: () => {},
-    /** Is told when nothing more comes for a message. */
+    /** Called at the end of a message. */
     onEnd: () => {},
     onGrow: () => {},
-    /** Is told that the server does not answer. */
+    /** Called when the server does not answer. */
     onLost: () => {},
-    /** Is told that it does. */
+    /** Called when it does again. */
     onReady: () => {},
   };
   return self;

@@ -3,7 +3,7 @@
   const { element } = Markdown;
   const { isText } = Kept;
   const { values } = Settings;
-  const { offer, tell } = News;
+  const { offer, announce } = News;
   const byId = (id) => document.getElementById(id);
   const log = byId("log");
   const model = byId("model");
@@ -71,7 +71,7 @@
     byId("context").textContent = room() ? text : "";
   }
 
-  /** Why these turns cannot be answered, as far as their tokens tell; nothing if they can. */
+  /** Why these turns cannot be answered, as far as their tokens show; nothing if they can. */
   async function whyNot(turns) {
     try {
       const headers = { "content-type": "application/json" };
@@ -84,7 +84,7 @@
       return `This is too long for the model: with the conversation so far it has ${whole(count)} tokens${answer}, and ` +
         `${whole(most)} is the most. Shorten it, or begin a new chat.`;
     } catch (error) {
-      // A server that does not count says so itself when it is asked for the answer.
+      // A server that does not count reports it itself when the answer is requested.
       if ([404, 405, 501].includes(error.status)) return "";
       if (error.status === 0) connect();
       return Answers.words(error);
@@ -104,11 +104,11 @@
     showPath();
     Scroll.toEnd();
     Sidebar.render();
-    tell("Answering.");
+    announce("Answering.");
     done.then(() => Naming.name(own, modelName()));
   }
 
-  /** Asks for an answer behind the leaf of the conversation that is shown, and shows it as it comes. */
+  /** Requests an answer after the leaf of the conversation that is shown, and shows it as it comes. */
   function answer() {
     const turns = conversation.turns();
     give(conversation.add({ role: "assistant", content: "" }), turns);
@@ -135,7 +135,7 @@
     const view = views.get(message);
     if (!view) return;
     const ends = { stopped: "Stopped.", broken: "The answer broke off." };
-    tell(message.failure ?? ends[message.end] ?? "The answer is complete.");
+    announce(message.failure ?? ends[message.end] ?? "The answer is complete.");
     view.showTrouble();
   };
 
@@ -233,7 +233,7 @@
     open(restored);
   }
 
-  /** Another answer in the place of this one, or an answer to this message. */
+  /** Another answer instead of this one, or an answer to this message. */
   function regenerate(message) {
     if (isBusy()) return;
     conversation.leaf = message.role === "assistant" ? message.parent : message;
@@ -244,7 +244,7 @@
   /** Said instead of doing something that would come between. */
   const waiting = () => (isBusy() ? "An answer is being given. Wait for its end, or stop it." : "");
 
-  /** Another message in the place of this one; what followed it stays, in its own branch. */
+  /** Another message instead of this one; what followed it stays, in its own branch. */
   function edit(message) {
     const own = conversation;
     views.get(message).edit({
@@ -273,7 +273,7 @@
     }, Composer.focus);
   }
 
-  /** Sends a message, if the model has room for it. Whether it is part of the conversation then. */
+  /** Sends a message, if it fits the context. Whether it is part of the conversation then. */
   async function ask(content, files = []) {
     News.hide();
     // What is kept decides which conversation this is.
@@ -282,7 +282,7 @@
     own.system ??= values.system.trim();
     const message = { role: "user", content, ...(files.length > 0 && { files }) };
     const trouble = await whyNot(own.turns({ ...message, parent: own.leaf }));
-    // Whoever has gone elsewhere finds the text again where it was written.
+    // A user that has gone elsewhere finds the text again where it was written.
     if (own !== conversation || isBusy()) return false;
     Composer.complain(trouble);
     if (trouble) return false;
@@ -329,7 +329,7 @@
     Composer.focus();
   }
 
-  // ---- What the model is told before the first message
+  // ---- The system prompt
 
   function showSystem() {
     const text = conversation.system ?? values.system;

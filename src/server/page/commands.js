@@ -5,7 +5,7 @@ const Commands = (() => {
   const OPTION = /\[[^\]{}]{0,40}\]/y;
   const LENGTH = /\s?-?[\d.]{1,9}\s?[a-z]{2}/y;
 
-  /** From a name to what makes, of a reader behind it, an item of a row, or null for what is not shown. */
+  /** From a name to a function that reads an item of a row after it, or null for what is not shown. */
   const COMMANDS = new Map();
   const define = (names, command) => {
     for (const name of names.split(" ")) COMMANDS.set(name, command);
@@ -100,13 +100,13 @@ const Commands = (() => {
       return { node: reader.node(...parts), kind: "rel" };
     });
   }
-  const beside = (name) => (reader) => {
+  const attached = (name) => (reader) => {
     const script = reader.script();
     const base = reader.argument();
     return { node: reader.node(name, {}, base, script), kind: base.nodeName === "mo" ? "rel" : "ord" };
   };
-  define("overset stackrel", beside("mover"));
-  define("underset", beside("munder"));
+  define("overset stackrel", attached("mover"));
+  define("underset", attached("munder"));
   define("substack", (reader) => {
     reader.expect("{");
     const rows = reader.rows("", false);
@@ -226,7 +226,7 @@ const Commands = (() => {
   ]);
   const ALIGNED = { class: "aligned", displaystyle: "true" };
   const GATHERED = { class: "gathered", displaystyle: "true" };
-  /** Environments: attributes of their table, delimiters, and what is behind their name. */
+  /** Environments: attributes of their table, delimiters, and what follows their name. */
   const ENVIRONMENTS = new Map();
   for (const [names, attributes, opening = "", closing = "", parameter = ""] of [
     ["matrix", {}], ["pmatrix", {}, "(", ")"], ["bmatrix", {}, "[", "]"], ["Bmatrix", {}, "{", "}"],

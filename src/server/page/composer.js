@@ -171,7 +171,7 @@ const Composer = (() => {
     isBusy: () => false,
     /** Is given the text and the files of a message; whether they were taken. */
     onSend: async () => false,
-    /** Is told why a file was not taken, or what became of a text, and what can be done about it. */
+    /** Called when a file was refused or a text was cut, with the reason and the way out. */
     onTrouble: () => {},
   };
   return self;

@@ -30,7 +30,7 @@ const { Conversation, newId } = (() => {
     return content.map((part) => part?.text).filter(isText).join("\n\n");
   }
 
-  /** Only what has the form that we write, wherever it comes from; null otherwise. */
+  /** Only what has the format that we write, wherever it comes from; null otherwise. */
   function readMessage(value) {
     const content = textOf(value?.content);
     if (!["user", "assistant"].includes(value?.role) || !isText(content)) return null;
@@ -47,7 +47,7 @@ const { Conversation, newId } = (() => {
       this.id = newId();
       /** What the user calls it. */
       this.title = "";
-      /** What the model is told before the first message; null until that is sent. */
+      /** The system prompt; null until the first message is sent. */
       this.system = null;
       this.updated = Date.now();
       /** In the order in which they were begun, so that a parent comes before its children. */
@@ -72,7 +72,7 @@ const { Conversation, newId } = (() => {
       return found.reverse();
     }
 
-    /** Adds a message behind another one, and shows it. */
+    /** Adds a message after another one, and shows it. */
     add(message, parent = this.leaf) {
       const added = { id: newId(), ...message, parent };
       this.messages.push(added);
@@ -81,7 +81,7 @@ const { Conversation, newId } = (() => {
       return added;
     }
 
-    /** The messages that stand in the same place in other branches, and this one. */
+    /** The messages at the same position in other branches, and this one. */
     versions(message) {
       return this.messages.filter((each) => each.parent === message.parent);
     }
@@ -214,7 +214,7 @@ const { Conversation, newId } = (() => {
       }
       const title = /^# (.+)$/.exec(sections[0].lines.find((line) => line !== "") ?? "");
       for (const { heading, lines } of sections.slice(1)) {
-        // An empty line stands behind the heading, and one before the next heading or the end.
+        // An empty line stands after the heading, and one before the next heading or the end.
         const text = lines.slice(lines[0] === "" ? 1 : 0, lines.at(-1) === "" ? -1 : undefined).join("\n");
         conversation.addSection(heading, text);
       }

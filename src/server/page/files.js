@@ -1,6 +1,6 @@
 // Texts from files: what is attached to a message, and what is given back as a file.
 const Files = (() => {
-  /** The text of a file of at most so many bytes. Throws what is wrong with it. */
+  /** The text of a file of at most this many bytes. Throws if it is not valid. */
   async function read(file, limit) {
     const [size, most] = [file.size, limit].map((count) => count.toLocaleString("en"));
     if (file.size > limit) throw new Error(`${file.name} has ${size} bytes; at most ${most} can be taken.`);

@@ -1,5 +1,5 @@
 // Formulas: TeX as models write it, as MathML. What a model writes only ever becomes the text of a node: elements and
-// attributes are fixed words and numbers. What cannot be read is left to the caller, who has the source.
+// attributes are fixed words and numbers. What cannot be read is left to the caller, which has the source.
 const Formula = (() => {
   const NAMESPACE = "http://www.w3.org/1998/Math/MathML";
   const MAX_LENGTH = 5000;
@@ -65,7 +65,7 @@ const Formula = (() => {
       return { node: this.node(name, attributes, ...children), kind: "ord" };
     }
 
-    /** A delimiter as high as what is beside it. */
+    /** A delimiter as high as its neighbours. */
     fence(text, form) {
       const spaces = form === "infix" ? { lspace: `${THIN}em`, rspace: `${THIN}em` } : {};
       return text === "" ? [] : [this.node("mo", { form, stretchy: "true", ...spaces }, text)];
@@ -149,7 +149,7 @@ const Formula = (() => {
       return "";
     }
 
-    /** What follows at once in the form of a sticky expression, or null. */
+    /** What follows at once as a sticky expression, or null. */
     match(expression) {
       expression.lastIndex = this.at;
       const found = expression.exec(this.tex)?.[0] ?? null;
@@ -319,7 +319,7 @@ const Formula = (() => {
       return this.ordinary("mtext", { class: "unknown" }, token + this.tex.slice(from, this.at));
     }
 
-    /** What stands below and above, beside or over what was read. */
+    /** What stands below and above, next to or over what was read. */
     scripts(item) {
       let [below, above, numPrimes] = [null, null, 0];
       let { limits } = item;

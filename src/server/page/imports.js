@@ -19,7 +19,7 @@ const Imports = (() => {
       shown.add(name);
       name = parentOf(nodes[name]);
     }
-    // Parents first. What is no message leaves its place to those behind it.
+    // Parents first. What is no message is replaced by those after it.
     let [system, leaf] = [null, null];
     const messages = [];
     const waiting = [[null, null]];

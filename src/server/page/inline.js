@@ -10,7 +10,7 @@ const Inline = (() => {
   const MAX_BRACKETS = 8;
   /** Characters of a formula in a line, above which it may be wider than a narrow page. */
   const MAX_NARROW = 24;
-  /** Characters behind a dollar that may yet become a formula. */
+  /** Characters after a dollar that may yet become a formula. */
   const MAX_UNSURE = 200;
 
   function element(name, className, ...children) {
@@ -76,8 +76,8 @@ const Inline = (() => {
   }
 
   /** Whether what is between two dollars is a formula. */
-  function isBetweenDollars(inner, behind) {
-    if (/^(?:\d|[A-Z][A-Z_])/.test(behind)) return false;
+  function isBetweenDollars(inner, rest) {
+    if (/^(?:\d|[A-Z][A-Z_])/.test(rest)) return false;
     if (!isSpace(inner[0]) && !isSpace(inner.at(-1))) {
       return inner.includes("\\") || !/[A-Za-z]{2} [A-Za-z]{2}|^\d[^]*\s[A-Za-z]{2}/.test(inner);
     }
@@ -87,7 +87,7 @@ const Inline = (() => {
     return /[\^_]|^\D[^]*=/.test(inner) && !/[A-Za-z]{2}/.test(inner);
   }
 
-  /** Whether what is behind two dollars begins with words: then they say how expensive something is. */
+  /** Whether what follows two dollars begins with words: then they are a price. */
   function isProse(inner) {
     const [line] = inner.trimStart().split("\n", 1);
     return /[a-z]{2}|[A-Za-z]{2} /.test(line) && !/[\\^_=+*/<>]/.test(line);
@@ -103,7 +103,7 @@ const Inline = (() => {
     return mark !== "$" || isBetweenDollars(inner, text.slice(to + 1, to + 3));
   }
 
-  /** Whether what is behind a mark will be a formula, as far as it is there. */
+  /** Whether what follows a mark will be a formula, as far as it is there. */
   function isLikely(rest, mark) {
     if (mark === "\\[") return /^\s*$|[\\^_=<>+]/.test(rest);
     if (mark === "$$") return !isProse(rest);
@@ -216,7 +216,7 @@ const Inline = (() => {
       return /[!-/:-@[-`{-~]/.test(next) ? { node: next, end: at + 2 } : null;
     }
 
-    /** The formula that a place is in, or undefined. */
+    /** The formula that a position is in, or undefined. */
     formulaAround(at) {
       let [low, high] = [0, this.formulas.length];
       while (low < high) {

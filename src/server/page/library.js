@@ -47,7 +47,7 @@ const Library = (() => {
     else all.set(record.id, conversation);
   }
 
-  /** Does something with the store and tells the other tabs that this conversation changed. */
+  /** Does something with the store and notifies the other tabs of the change. */
   async function change(id, action) {
     await opening;
     if (!database) return;
@@ -142,16 +142,16 @@ const Library = (() => {
     replace,
     save,
     /** Says something to the other tabs. */
-    tell: (message) => tabs.postMessage(message),
+    notify: (message) => tabs.postMessage(message),
     /** Whether anything is kept from now on. */
     keep: (isWanted) => (isKeeping = isWanted),
-    /** Is told when another tab changed a conversation: its id, or null if all are gone. */
+    /** Called when another tab changed a conversation, with its id, or null if all are gone. */
     onChange: () => {},
-    /** Is told what another tab said. */
+    /** Called with a message of another tab. */
     onMessage: () => {},
     /** Whether this tab is adding to a conversation, so that what others kept of it is not newer. */
     isOurs: () => false,
-    /** Is told why something is not kept. */
+    /** Called with the reason why something is not stored. */
     onTrouble: () => {},
   };
   return self;

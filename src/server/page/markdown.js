@@ -23,7 +23,7 @@ const Markdown = (() => {
   const FORMULA = new RegExp(`^\\s*(\\$\\$(?!\\$)|\\\\\\[|\\\\begin\\{${Inline.ENVIRONMENT}\\})`);
 
   /**
-   * The formula of its own that a line begins: what opens and closes it, what is behind the first and where the second
+   * The formula of its own that a line begins: what opens and closes it, what follows the first and where the second
    * is in that, or -1. Null if there is none, or if text follows on the line: then it is part of a paragraph.
    */
   function formulaBegin(line) {
@@ -36,10 +36,10 @@ const Markdown = (() => {
     return close < 0 || isEnd(head.slice(close + closing.length)) ? { opening, closing, head, close } : null;
   }
 
-  /** Whether this is nothing to speak of behind a formula. */
+  /** Whether this may follow a formula. */
   const isEnd = (text) => /^\s*[.,;:]?\s*$/.test(text);
 
-  /** The displayed formula that a line leaves open: what opens and closes it, and what is behind the first; or null. */
+  /** The displayed formula that a line leaves open: what opens and closes it, and what follows the first; or null. */
   function leftOpen(line) {
     if (!/\$\$|\\\[|\\begin/.test(line)) return null;
     const last = Inline.findFormulas(line, true).at(-1);
@@ -101,7 +101,7 @@ const Markdown = (() => {
     return isLast || (isRow && cells(rule).length === cells(head).length);
   }
 
-  /** Divides lines into blocks; each knows its first line and the one behind its last. */
+  /** Divides lines into blocks; each knows its first line and the one after its last. */
   function parse(lines, isOpen, depth = 0) {
     const blocks = [];
     for (let at = 0; at < lines.length; ) {

@@ -21,7 +21,7 @@ const MessageView = (() => {
   /** A message of a user with more lines or characters than this is folded. */
   const [MANY_LINES, MANY_CHARACTERS] = [16, 1600];
 
-  /** Why an answer ended before its end, where nothing else tells. */
+  /** Why an answer ended early, where nothing else shows it. */
   const ENDS = { broken: "Broken off: the page that received this answer was closed before its end." };
 
   class MessageView {
@@ -40,7 +40,7 @@ const MessageView = (() => {
       else this.painter = new Painter(this);
     }
 
-    /** What tells whether a message has changed since it was shown. */
+    /** A key that changes with the shown message. */
     get state() {
       const { content, reasoning = "", tools = "", numbers, failure, end, growing } = this.message;
       return JSON.stringify([content.length, reasoning.length, tools.length, numbers, failure, end, growing]);
@@ -72,7 +72,7 @@ const MessageView = (() => {
       this.text.after(more);
     }
 
-    /** What can be done: pairs of a name and what it does, each with a longer name for those who do not see. */
+    /** What can be done: pairs of a name and what it does, each with a longer name for screen readers. */
     showTools(tools) {
       this.tools.replaceChildren(...tools.map(([text, label, onClick]) => button(text, onClick, label)));
     }

@@ -1,7 +1,7 @@
-//! The chat page: one document with its style and its script in it, which asks for nothing from elsewhere.
+//! The chat page: one document with its style and its script in it, which loads nothing from elsewhere.
 //!
 //! It is open also if the server has keys, because a browser cannot send one when it opens a page. So it must
-//! be the same for everybody and know nothing of the model: what it shows, it asks the guarded paths for.
+//! be the same for all clients and know nothing of the model: it requests what it shows from the guarded paths.
 //! Its policy lets only this style and this script run, lets them talk to this server only, and lets no script
 //! turn text into markup.
 
@@ -43,10 +43,10 @@ const SCRIPT: &str = concat!(
     include_str!("chat.js"),
 );
 
-/// The document with its parts, in the pieces between which the nonce stands.
-static PIECES: LazyLock<Vec<String>> = LazyLock::new(|| {
-    let pieces = DOCUMENT.split("{{nonce}}");
-    pieces.map(|piece| piece.replace("{{style}}", STYLE).replace("{{script}}", SCRIPT)).collect()
+/// The document with its parts, split where the nonce is inserted.
+static PARTS: LazyLock<Vec<String>> = LazyLock::new(|| {
+    let parts = DOCUMENT.split("{{nonce}}");
+    parts.map(|part| part.replace("{{style}}", STYLE).replace("{{script}}", SCRIPT)).collect()
 });
 
 /// Answers with the page.
@@ -57,7 +57,7 @@ pub(super) async fn show() -> Response {
          img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
          require-trusted-types-for 'script'; trusted-types 'none'"
     );
-    let mut response = ok_as("text/html; charset=utf-8", Body::from(PIECES.join(&nonce)));
+    let mut response = ok_as("text/html; charset=utf-8", Body::from(PARTS.join(&nonce)));
     let headers = response.headers_mut();
     // Hexadecimal digits do not make a value invalid.
     if let Ok(policy) = HeaderValue::from_str(&policy) {
@@ -83,9 +83,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_parts_are_in_their_places() {
-        let page = PIECES.join("0123");
-        assert_eq!(PIECES.len(), 3, "a nonce for the style and one for the script");
+    fn the_parts_are_in_order() {
+        let page = PARTS.join("0123");
+        assert_eq!(PARTS.len(), 3, "a nonce for the style and one for the script");
         assert!(!page.contains("{{") && page.matches("nonce=\"0123\"").count() == 2);
         for (name, part) in [("style", STYLE), ("script", SCRIPT)] {
             // What ends an element would end it here too.

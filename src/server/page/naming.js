@@ -1,4 +1,4 @@
-// Names of conversations by the model: asked for once, behind the first answer, when nobody else wants one.
+// Names of conversations by the model: asked for once, after the first answer, when no other request waits.
 const Naming = (() => {
   const WISH = "Give our conversation a name of at most five words. Answer with the name only.";
   const MOST = 60;
@@ -12,7 +12,7 @@ const Naming = (() => {
     return name.length <= MOST && !name.includes("\n") ? name : "";
   }
 
-  /** Names a conversation after its first answer, unless it has a name or nobody wants one. */
+  /** Names a conversation after its first answer, unless it has a name or naming is off. */
   async function name(conversation, model) {
     const [question, answer] = conversation.messages;
     const isFirst = conversation.messages.length === 2 && question.content && answer.content && !answer.end && !answer.failure;
@@ -35,7 +35,7 @@ const Naming = (() => {
 
   const self = {
     name,
-    /** Is told that a conversation has got a name. */
+    /** Called when a conversation got a name. */
     onName: () => {},
   };
   return self;

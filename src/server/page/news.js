@@ -1,10 +1,10 @@
-// What the page says: to those who hear it, and in a line above the field.
+// What the page says: to screen readers, and in a line above the field.
 const News = (() => {
   const { element } = Markdown;
   const byId = (id) => document.getElementById(id);
 
-  /** For those who hear the page. */
-  function tell(text) {
+  /** For screen readers. */
+  function announce(text) {
     byId("news").textContent = text;
   }
 
@@ -40,9 +40,9 @@ const News = (() => {
     }
     const before = source.textContent;
     source.textContent = "Copied";
-    tell("Copied.");
+    announce("Copied.");
     setTimeout(() => (source.textContent = before), 1200);
   }
 
-  return { copyText, hide, offer, tell };
+  return { copyText, hide, offer, announce };
 })();

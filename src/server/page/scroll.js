@@ -1,4 +1,4 @@
-// Scrolling: whoever is at the end of the conversation stays there, whatever grows.
+// Scrolling: a view at the end of the conversation stays there, whatever grows.
 const Scroll = (() => {
   const byId = (id) => document.getElementById(id);
   const scroller = byId("scroller");
@@ -9,7 +9,7 @@ const Scroll = (() => {
 
   function follow(isWanted) {
     isFollowing = isWanted;
-    // What the browser does to keep other texts in their place would look like scrolling.
+    // What the browser does to keep other texts instead would look like scrolling.
     scroller.style.overflowAnchor = isWanted ? "none" : "auto";
   }
 

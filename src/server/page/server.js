@@ -64,7 +64,7 @@ const Server = (() => {
   /** The data of server-sent events. */
   async function* events(response) {
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-    // A line that is not complete may be long: its pieces are joined once.
+    // A line that is not complete may be long: its chunks are joined once.
     let pieces = [];
     try {
       for (;;) {
@@ -80,7 +80,7 @@ const Server = (() => {
         }
       }
     } finally {
-      // Nobody reads on, and the server is to know.
+      // The reader is gone, and the server must notice.
       reader.cancel().catch(() => {});
     }
   }
@@ -99,7 +99,7 @@ const Server = (() => {
     useKey,
     /** Asks for a key, with a reason; whether one was given. */
     onKeyNeeded: async () => false,
-    /** Is told how far loading is. */
+    /** Called with the progress of loading. */
     onLoading: () => {},
   };
   return self;

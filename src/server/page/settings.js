@@ -69,7 +69,7 @@ const Settings = (() => {
       const longest = defaults?.max_new_tokens;
       if (Number.isFinite(longest)) byId("sampling-max_tokens").placeholder = String(longest);
     } catch {
-      // Another kind of server tells none; they stay without numbers.
+      // Other servers report none; they stay without numbers.
     }
   }
   byId("reset").addEventListener("click", () => {
@@ -169,7 +169,7 @@ const Settings = (() => {
     sampling,
     save,
     values,
-    /** Is told that new conversations have another system prompt. */
+    /** Called when new conversations have another system prompt. */
     onSystem: () => {},
   };
   return self;

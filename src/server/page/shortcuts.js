@@ -6,7 +6,7 @@ const Shortcuts = (() => {
   const command = isMac ? "⌘" : "Ctrl";
 
   const show = () => dialog.showModal();
-  /** Keys as people read them, what they do, and what tells them. */
+  /** Keys as users read them, their actions, and how they are recognised. */
   const KEYS = [
     [`${command} + Shift + O`, "New chat", ({ shift, key }) => shift && key === "o", () => self.onNew()],
     [`${command} + K`, "Search conversations", ({ shift, key }) => !shift && key === "k", () => Sidebar.search()],

@@ -4,7 +4,7 @@ const Sidebar = (() => {
   const byId = (id) => document.getElementById(id);
   const sidebar = byId("sidebar");
   const toggle = byId("toggle-list");
-  /** Where it lies over the conversation instead of beside it. */
+  /** Where it lies over the conversation instead of next to it. */
   const isNarrow = window.matchMedia("(max-width: 52rem)");
   /** Bytes of a file of conversations, at most. */
   const MAX_IMPORT = 64 << 20;
@@ -52,7 +52,7 @@ const Sidebar = (() => {
     return item;
   }
 
-  /** Puts a field in the place of the name. Nothing else moves, so that a click elsewhere meets what it was meant for. */
+  /** Replaces the name by a field. Nothing else moves, so that a click elsewhere meets what it was meant for. */
   function rename(conversation, item) {
     const field = element("input");
     field.value = conversation.name;
@@ -167,7 +167,7 @@ const Sidebar = (() => {
     /** The conversation that is open. */
     current: () => null,
     onDelete: () => {},
-    /** Is told what came of it, and the first conversation that is new. */
+    /** Called with the result, and the first new conversation. */
     onImport: () => {},
     onOpen: () => {},
     onRename: () => {},

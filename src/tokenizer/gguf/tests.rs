@@ -54,7 +54,7 @@ fn defaults_follow_the_type() {
 }
 
 #[test]
-fn what_would_be_behind_every_text_is_left_out_with_a_line() {
+fn a_token_after_every_text_is_omitted_with_a_notice() {
     let tokenizer = Tokenizer::from_gguf(&bpe(vec![
         ("eos_token_id", Value::Unsigned(3)),
         ("add_eos_token", Value::Bool(true)),
@@ -63,7 +63,7 @@ fn what_would_be_behind_every_text_is_left_out_with_a_line() {
     .unwrap();
     assert_eq!(tokenizer.encode_prompt("ab", true).unwrap(), [2]);
     let [notice] = tokenizer.notices() else { panic!("{:?}", tokenizer.notices()) };
-    assert!(notice.contains("add_eos_token is true, which puts \"<e>\" behind every text"), "{notice}");
+    assert!(notice.contains("add_eos_token is true, which puts \"<e>\" after every text"), "{notice}");
 }
 
 #[test]
@@ -133,6 +133,17 @@ fn stop_tokens_are_the_union_of_all_sources() {
     assert_eq!(tokenizer.stop_token_ids(&[0]), [0, 1, 2, 3]);
 }
 
+/// A conversation then continues without a template, which is said.
+#[test]
+fn a_template_that_is_no_text_is_named() {
+    let mut metadata = bpe(vec![]);
+    metadata.entries.insert("tokenizer.chat_template".into(), Value::Unsigned(5));
+    let tokenizer = Tokenizer::from_gguf(&metadata).unwrap();
+    assert_eq!(tokenizer.chat_template(), None);
+    let notices = tokenizer.notices().join("\n");
+    assert!(notices.contains("tokenizer.chat_template is 5, expected a text"), "{notices}");
+}
+
 #[test]
 fn contradictions_are_errors_that_name_them() {
     let check = |metadata: Metadata, expected: &str| {
@@ -188,7 +199,7 @@ fn keys_of_another_kind_are_errors_that_name_them() {
     }
     let error = Tokenizer::from_gguf(&bpe(vec![("eos_token_id", Value::String("2".into()))])).unwrap_err();
     assert!(error.message().contains("eos_token_id is the text \"2\""), "{error:?}");
-    // Some writers say in this way that there is none.
+    // Some writers mark its absence in this way.
     let none = bpe(vec![("eos_token_id", Value::Unsigned(u64::from(u32::MAX)))]);
     assert!(Tokenizer::from_gguf(&none).unwrap().eos_token_ids().is_empty());
 }
@@ -262,7 +273,7 @@ fn ends_of_turns_are_control_tokens_whatever_their_type_is() {
     check(vec![template("{{ '<|im_start|>' + x + '<|im_end|>' }}")], &[1, 2]);
     check(vec![template("</s> <b> <|x|>")], &[2, 3, 5]);
     check(vec![("eos_token_id", Value::Unsigned(4)), ("bos_token_id", Value::Unsigned(6))], &[2, 4, 6]);
-    // A token that is text in the eyes of everybody stays text.
+    // A token that every tokenizer treats as text stays text.
     check(vec![("bos_token_id", Value::Unsigned(0))], &[2]);
     let mut without_types = bpe(vec![("tokens", strings(&["a", "b", "ab", "<|im_end|>"]))]);
     without_types.entries.remove("tokenizer.ggml.token_type");

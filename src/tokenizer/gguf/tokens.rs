@@ -1,4 +1,4 @@
-//! The tokens of a GGUF header and what each is for, put right where converters are known to get it wrong.
+//! The tokens of a GGUF header and their kinds, corrected where converters are known to be wrong.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -34,7 +34,7 @@ pub(super) enum TokenType {
 pub(super) struct Tokens<'m> {
     texts: &'m [String],
     types: Vec<TokenType>,
-    /// Lines for whoever runs the model.
+    /// Notices for the operator.
     pub(super) notices: Vec<String>,
 }
 
@@ -65,8 +65,8 @@ impl<'m> Tokens<'m> {
         self.texts.iter().zip(0u32..).zip(&self.types).map(|((text, id), kind)| (id, text, *kind))
     }
 
-    /// The tokens that end a turn, and those that the template begins one with, are control tokens, whatever their type
-    /// is: as text they would be cut into letters, and the model would never be seen to stop.
+    /// The tokens that end a turn, and those with which the template begins one, are control tokens, for every type in
+    /// the file: as text they would be split into letters, and the model would never be seen to stop.
     fn set_control(&mut self, metadata: &Metadata) -> Result<()> {
         let mut ends = BTreeSet::new();
         for name in ["eos", "eot", "eom"] {
@@ -131,13 +131,13 @@ impl<'m> Tokens<'m> {
         ids
     }
 
-    /// The texts that no piece of text may become.
+    /// Texts that no piece may become.
     pub(super) fn control_texts(&self) -> HashSet<String> {
         let control = self.iter().filter(|(_, _, kind)| *kind == TokenType::Control);
         control.map(|(_, text, _)| text.clone()).collect()
     }
 
-    /// What is looked for as a whole before text is cut into pieces. `vocab` decides between tokens of the same text.
+    /// Tokens that are matched before text is split into pieces. `vocab` decides between tokens of the same text.
     ///
     /// # Errors
     /// If one is too long.
@@ -154,7 +154,7 @@ impl<'m> Tokens<'m> {
         AddedTokens::new(added, |text| Ok(text.to_owned()))
     }
 
-    /// What each id stands for; `decode` is for ordinary tokens.
+    /// The meaning of each id; `decode` is for ordinary tokens.
     ///
     /// # Errors
     /// If there are too many.

@@ -1,4 +1,4 @@
-//! From a token's spelling to the bytes it adds to a text, as the `decoder` of a `tokenizer.json` says.
+//! From a token's spelling to the bytes it adds to a text, by the `decoder` of a `tokenizer.json`.
 
 use serde_json::Value;
 use tokenizers::decoders::wordpiece::cleanup;
@@ -10,14 +10,14 @@ use super::super::{byte_level, spm};
 use super::steps;
 use crate::{Error, Result};
 
-/// What is done to each token.
+/// The steps for each token.
 #[derive(Debug, Default)]
 pub(super) struct Decoder {
     byte_level: bool,
     byte_fallback: bool,
     /// In order.
     steps: Vec<Step>,
-    /// Each token but the first is a word of its own.
+    /// Each token but the first is a separate word.
     separates: bool,
     num_leading_spaces: usize,
 }
@@ -26,7 +26,7 @@ pub(super) struct Decoder {
 enum Step {
     Replace(String, String),
     ReplaceMatches(SysRegex, String),
-    /// Takes up to so many of a character off the beginning and the end.
+    /// Takes up to this many of a character off the beginning and the end.
     Strip(char, usize, usize),
     /// A blank before each token that does not begin with this, which goes.
     Words {
@@ -85,7 +85,7 @@ impl Decoder {
                 Some("WordPiece") => text(&step["prefix"]).map(|prefix| {
                     rules.add_words(prefix, step["cleanup"] != false);
                 }),
-                // The blank behind the last word is left, because nobody knows that it is the last one.
+                // The blank after the last word stays, because the last word is unknown while streaming.
                 Some("BPEDecoder") => not_empty(&step["suffix"]).map(|suffix| {
                     rules.steps.push(Step::Replace(suffix, " ".to_owned()));
                 }),
@@ -145,8 +145,8 @@ impl Decoder {
         Ok(text.into_bytes())
     }
 
-    /// Added tokens are written as the text they stand for, except that where a character stands for a
-    /// space it does so in them too, and that all tokens may be words.
+    /// Added tokens are written as their text, except that a character for a space becomes one in them too, and that
+    /// all tokens may be words.
     ///
     /// # Errors
     /// As [`Self::decode`].

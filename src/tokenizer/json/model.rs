@@ -9,11 +9,11 @@ use tokenizers::models::unigram::Unigram;
 use tokenizers::models::wordlevel::WordLevel;
 use tokenizers::models::wordpiece::WordPiece;
 
-use super::super::bpe::{BpeParts, PieceModel};
+use super::super::bpe::{BpeModelData, PieceModel};
 use super::super::dropped::Alphabet;
 use crate::{Error, Result};
 
-/// The longest word that is looked up part by part, which takes the square of its length.
+/// The longest word that is looked up substring by substring, which takes quadratic time.
 const MAX_WORD_CHARS: usize = 1_000;
 
 #[derive(Deserialize)]
@@ -50,7 +50,7 @@ enum Merge {
     Joined(String),
 }
 
-/// What the file says.
+/// The contents of the file.
 pub(super) struct ReadModel {
     pub(super) model: PieceModel,
     /// All tokens of the model, by their spelling.
@@ -61,7 +61,7 @@ impl Model {
     /// `control` are the tokens that no text may become.
     ///
     /// # Errors
-    /// If the parts contradict each other, or the kind is not known.
+    /// If the contents contradict each other, or the kind is unknown.
     pub(super) fn read(self, alphabet: Alphabet, control: &HashMap<String, u32>) -> Result<ReadModel> {
         match self.kind.as_deref() {
             None | Some("BPE") => self.byte_pairs(alphabet, control),
@@ -78,7 +78,7 @@ impl Model {
     fn byte_pairs(self, alphabet: Alphabet, control: &HashMap<String, u32>) -> Result<ReadModel> {
         let tokens = vocab(&self.vocab)?;
         let not_empty = |text: Option<String>| text.filter(|text| !text.is_empty());
-        let parts = BpeParts {
+        let parts = BpeModelData {
             vocab: tokens.clone(),
             merges: self.merges.into_iter().enumerate().map(split_merge).collect::<Result<_>>()?,
             ignore_merges: self.ignore_merges,
@@ -134,8 +134,8 @@ impl Model {
             tokens.insert(text.to_owned(), id);
             let is_unknown = self.unk_id == Some(id as usize);
             let is_control = control.get(text) == Some(&id) && !is_unknown;
-            // The model finds tokens by their spelling. This one, in characters that nobody writes, is in no text; if
-            // it is all the same, what it becomes is left out.
+            // The model finds tokens by their spelling. This one, in private-use characters, is in no ordinary text; if
+            // a text has it nevertheless, its token is dropped.
             let spelling = if is_control { format!("\u{10FFFF}\u{10FFFE}{id}") } else { text.to_owned() };
             reserved.extend(is_control.then_some(id));
             scored.push((spelling, score));

@@ -74,7 +74,7 @@ fn byte_level_files() {
 }
 
 #[test]
-fn only_the_first_piece_gets_a_space_when_the_file_says_so() {
+fn only_the_first_piece_gets_a_space_if_the_file_requires_it() {
     let mut file = sentencepiece();
     file["normalizer"] = Value::Null;
     file["pre_tokenizer"] =
@@ -187,7 +187,8 @@ fn byte_pairs_that_mark_parts_of_words() {
         "post_processor": null, "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": false},
         "model": {"type": "BPE", "dropout": null, "unk_token": "?", "continuing_subword_prefix": "##",
             "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
-            "vocab": {"?": 0, "a": 1, "##a": 2, "##b": 3, "a##b": 4, "ab": 5, "##bb": 6}, "merges": ["a ##b", "##b ##b"]},
+            "vocab": {"?": 0, "a": 1, "##a": 2, "##b": 3, "a##b": 4, "ab": 5, "##bb": 6}, "merges": ["a ##b", "##b \
+             ##b"]},
     });
     file["model"]["vocab"]["a##b"] = Value::Null;
     file["model"]["vocab"].as_object_mut().unwrap().remove("a##b");
@@ -199,7 +200,7 @@ fn byte_pairs_that_mark_parts_of_words() {
     file["decoder"] = json!({"type": "BPEDecoder", "suffix": "</w>"});
     let tokenizer = open(&file).unwrap();
     assert_eq!(tokenizer.encode("ab a", Parse).unwrap(), [5, 3]);
-    // Nobody knows which word is the last, so the blank behind it stays.
+    // The last word is unknown here, so the blank after it stays.
     assert_eq!(tokenizer.decode(&[5, 3], false), "ab a ");
 }
 
@@ -263,7 +264,7 @@ fn damaged_and_foreign_files_are_errors() {
     assert!(Tokenizer::from_file("no/such/tokenizer.json").unwrap_err().message().contains("no/such"));
 }
 
-/// What makes ten of one, so many times.
+/// Multiplies by ten, this many times.
 fn tenfold(count: usize) -> Vec<Value> {
     vec![json!({"type": "Replace", "pattern": {"String": "a"}, "content": "aaaaaaaaaa"}); count]
 }
@@ -291,7 +292,7 @@ fn what_the_steps_of_a_file_make_is_bounded() {
     let mut file = byte_level();
     file["pre_tokenizer"] = slow;
     let tokenizer = open(&file).unwrap();
-    assert!(tokenizer.encode(&"a".repeat(20_000), Parse).unwrap_err().message().contains("take longer"));
+    assert!(tokenizer.encode(&"a".repeat(20_000), Parse).unwrap_err().message().contains("needs more time"));
     // Decoders write the vocabulary when the file is read.
     check("decoder", json!({"type": "Sequence", "decoders": tenfold(12)}), most);
     check("decoder", json!({"type": "Sequence", "decoders": tenfold(65)}), "65 steps");
@@ -316,7 +317,7 @@ fn added_tokens_are_normalised_within_one_bound() {
 }
 
 #[test]
-fn what_is_said_of_a_suffix_is_short() {
+fn the_notice_about_a_suffix_is_short() {
     let mut file = sentencepiece();
     let end = json!({"SpecialToken": {"id": "x".repeat(10_000), "type_id": 0}});
     let single: Vec<Value> =

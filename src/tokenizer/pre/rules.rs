@@ -1,12 +1,12 @@
-//! The expressions of the pre-tokenizers, as the tokenizers' own files have them where those are known.
+//! The expressions of the pre-tokenizers, from the tokenizers' own files where those are known.
 //!
 //! Character classes are written with `\x{…}` escapes on purpose: as literal characters some of them are
 //! changed by Unicode normalisation in editors, and the expression then splits differently.
 
-/// How text is cut into pieces.
+/// The splitting of text into pieces.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Rule {
-    /// One after the other, each inside the pieces left by the one before.
+    /// In sequence, each within the pieces of the previous one.
     pub(super) cuts: Vec<Cut>,
     /// The same, after bytes are written as characters.
     pub(super) byte_cuts: Vec<Cut>,
@@ -15,13 +15,13 @@ pub(super) struct Rule {
 /// One way of cutting.
 #[derive(Debug, PartialEq)]
 pub(super) enum Cut {
-    /// What the expression matches, and the text between, are pieces.
+    /// The matches of the expression, and the text between them, are pieces.
     At(String),
-    /// Runs of what the expression matches are cut into groups of three characters, counted from their ends.
+    /// Matches are split into groups of three characters, counted from their ends.
     Thousands(Digits),
 }
 
-/// What is counted as a digit.
+/// The characters that count as digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Digits {
     /// Every number.
@@ -50,7 +50,7 @@ fn at(expressions: impl IntoIterator<Item = impl Into<String>>) -> Rule {
     Rule { cuts: expressions.into_iter().map(|text| Cut::At(text.into())).collect(), byte_cuts: Vec::new() }
 }
 
-/// What files without a name are taken for.
+/// The rule of files without a name.
 pub(super) fn unnamed() -> Rule {
     at([r"[\p{P}$+<=>^~|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"])
 }
@@ -65,7 +65,7 @@ pub(super) fn gpt2_digits() -> Rule {
     at([DIGIT, GPT2])
 }
 
-/// Words with what stands before them, numbers of up to three digits.
+/// Words with the character before them, numbers of up to three digits.
 pub(super) fn llama3() -> Rule {
     at([words(DIGITS_1_TO_3)])
 }
@@ -82,7 +82,7 @@ pub(super) fn qwen35() -> Rule {
     )])
 }
 
-/// Line ends are no part of punctuation.
+/// Line ends do not belong to punctuation.
 pub(super) fn seed_coder() -> Rule {
     at([format!(
         r"{CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{DIGIT}| ?[^\s\p{{L}}\p{{N}}\r\n]+{LINES_AND_BLANKS}"
@@ -136,7 +136,7 @@ pub(super) fn gpt4o() -> Rule {
     at([cased_words(&format!("{CONTRACTION}?"), DIGITS_1_TO_3)])
 }
 
-/// The same behind numbers in groups of three from their end.
+/// The same after numbers in groups of three from their end.
 pub(super) fn tiny_aya() -> Rule {
     let mut rule = gpt4o();
     rule.cuts.insert(0, Cut::Thousands(Digits::DecimalBeforeNoWord));
@@ -187,7 +187,7 @@ pub(super) fn deepseek_v3() -> Rule {
     at([DIGITS_1_TO_3.to_owned(), CJK.to_owned(), format!(r"{ASCII_AND_WORDS}[\r\n]*{LINES_AND_BLANKS}")])
 }
 
-/// The same, but that each line end is a piece.
+/// The same, but each line end is a piece.
 pub(super) fn spark() -> Rule {
     let words = format!(r"{ASCII_AND_WORDS}|[\r\n]|\s+(?!\S)|\s+");
     at([DIGITS_1_TO_3.to_owned(), CJK.to_owned(), words, DIGIT.to_owned()])
@@ -205,7 +205,7 @@ pub(super) fn afmoe() -> Rule {
     rule
 }
 
-/// Numbers in groups of three from their end, and everything else as it is: tokens span words.
+/// Numbers in groups of three from their end, and everything else unsplit: tokens span words.
 pub(super) fn superbpe() -> Rule {
     let mut rule = at([r"\p{N}+"]);
     rule.cuts.push(Cut::Thousands(Digits::BetweenDecimal));

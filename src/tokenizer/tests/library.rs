@@ -1,4 +1,4 @@
-//! Pieces against the library that vocabularies are made with, given the expressions as their files have them.
+//! Compares pieces with the reference library's, given the expressions of its files.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -27,7 +27,7 @@ enum Step {
     DigitRuns,
     Punctuation,
     PunctuationRuns,
-    /// With the expression of its own.
+    /// With its own expression.
     Gpt2,
     Bytes,
 }
@@ -40,7 +40,7 @@ const BLOOM: &str = r" ?[^(\s|[.,!?…。，、।۔،])]+";
 const CJK: &str = r"[一-龥\u3040-ゟ゠-ヿ]+";
 const DEEPSEEK_WORDS: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 
-/// A name of each rule with the steps of the file that it stands for.
+/// A name of each rule with the file's steps that it replaces.
 const REFERENCES: &[(&str, &[Step])] = &[
     ("gpt-2", &[Gpt2]),
     ("smollm", &[Step::Digits, Gpt2]),

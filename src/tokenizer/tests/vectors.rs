@@ -1,14 +1,14 @@
-//! Against the vectors beside llama.cpp's vocabularies, which its authors made with the tokenizers' own libraries.
+//! Against the vectors next to llama.cpp's vocabularies, which its authors made with the tokenizers' own libraries.
 //!
-//! `TINYVLLM_LLAMA_CPP` names the folder with them (`scripts/test_data.sh` gets it); without it this test says that it
-//! skips, unless `TINYVLLM_REQUIRE_LLAMA_CPP` forbids it.
+//! `TINYVLLM_LLAMA_CPP` names the folder with them (`scripts/test_data.sh` downloads it); without it this test reports
+//! that it skips, unless `TINYVLLM_REQUIRE_LLAMA_CPP` forbids it.
 
 use std::path::{Path, PathBuf};
 
 use crate::tokenizer::{SpecialTokens, Tokenizer};
 use crate::weights::gguf::GgufFile;
 
-/// What stands between two texts.
+/// The separator of two texts.
 const SEPARATOR: &str = "\n__ggml_vocab_test__\n";
 const WITH_VECTORS: [&str; 15] = [
     "bert-bge",
@@ -27,7 +27,7 @@ const WITH_VECTORS: [&str; 15] = [
     "refact",
     "starcoder",
 ];
-/// Those of tokenizers that need something to be said.
+/// The tokenizers that need options.
 const WITHOUT_VECTORS: [(&str, &str); 3] = [("aquila", "WARNING"), ("gpt-neox", "WARNING"), ("baichuan", "")];
 
 fn vocabularies() -> Option<PathBuf> {
@@ -61,7 +61,7 @@ fn ids_equal_the_vectors() {
             let expected: Vec<u32> = ids.split_whitespace().map(|id| id.parse().unwrap()).collect();
             let found = tokenizer.encode(text, SpecialTokens::Parse).unwrap();
             assert_eq!(found, expected, "{name}: {text:?}");
-            // BERT's words are in another case, and what is between them is gone.
+            // BERT's words are in another case, and the text between them is lost.
             assert!(name == "bert-bge" || tokenizer.decode(&found, false) == text, "{name}: {text:?}");
             num_texts += 1;
         }

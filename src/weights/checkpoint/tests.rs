@@ -13,8 +13,8 @@ fn check_error(path: &Path, kind: ErrorKind, expected: &str) {
     assert!(format!("{error:?}").contains(expected), "{error:?} does not contain {expected:?}");
 }
 
-/// What a GGUF converter does to the rows of the rotary projections of arch llama, head by head: row
-/// `j·d/2 + i` becomes row `2i + j`.
+/// The reordering of a GGUF converter for the rotary projections of arch llama, head by head: row `j·d/2 + i` becomes
+/// row `2i + j`.
 fn interleave_rows(values: &[f32], row_len: usize, head_dim: usize) -> Vec<f32> {
     let mut out = Vec::with_capacity(values.len());
     for head in values.chunks(head_dim * row_len) {
@@ -29,7 +29,7 @@ fn interleave_rows(values: &[f32], row_len: usize, head_dim: usize) -> Vec<f32> 
 #[test]
 fn folder_and_gguf_file_hold_the_same_tensors() {
     let folder = Checkpoint::open(&fixture("tiny/llama")).unwrap();
-    // The folder has GGUF files beside its safetensors, which come first.
+    // The folder has GGUF files next to its safetensors, which come first.
     assert!(folder.gguf_metadata().is_none());
     let gguf = Checkpoint::open(&fixture("tiny/llama/llama.f32.gguf")).unwrap();
     let names: HashSet<_> = folder.tensor_names().collect();
@@ -122,7 +122,7 @@ fn paths_that_hold_no_model() {
         check_error(folder, ErrorKind::InvalidModel, expected);
     }
     write("config.json", b"{}");
-    // Advice that cannot be read stops nobody.
+    // Advice that cannot be read is ignored.
     for text in [&b"{]"[..], b"", b"[]", b"version https://git-lfs.github.com/spec/v1\n", b"\xff"] {
         write("generation_config.json", text);
         let checkpoint = Checkpoint::open(folder).unwrap();

@@ -1,4 +1,4 @@
-//! A GGUF model: one mapped file, or all parts of a split one.
+//! A GGUF model: one mapped file, or all shards of a split one.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -16,20 +16,20 @@ pub struct GgufFile {
     metadata: Metadata,
     parts: Vec<Arc<Mapping>>,
     tensors: Vec<TensorInfo>,
-    /// Which part holds the tensor of the same index.
-    part_of_tensor: Vec<usize>,
+    /// The shard of the tensor of the same index.
+    range_of_tensor: Vec<usize>,
     index: HashMap<String, usize>,
 }
 
 impl GgufFile {
-    /// Opens and maps the file at `path`. If it is a part of a split model
-    /// (`name-00001-of-00003.gguf`), opens its siblings as well, whichever part was given.
+    /// Opens and maps the file at `path`. If it is a shard of a split model (`name-00001-of-00003.gguf`), opens the
+    /// other shards as well.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::NotFound`] if the file or a part is missing, otherwise those of [`parse_header`], with
-    /// the path in the message.
+    /// [`crate::ErrorKind::NotFound`] if the file or a shard is missing, otherwise those of [`parse_header`], with the
+    /// path in the message.
     pub fn open(path: &Path) -> Result<Self> {
-        let paths = match PartName::of(path) {
+        let paths = match ShardName::of(path) {
             Some(name) => (1..=name.count).map(|number| name.path_of(number)).collect(),
             None => vec![path.to_owned()],
         };
@@ -41,7 +41,7 @@ impl GgufFile {
                 }
                 error
                     .context(format!("part {} of {}", number + 1, paths.len()))
-                    .with_hint("all parts of a split model have to be in one folder")
+                    .with_hint("all shards of a split model must be in one folder")
             })?;
             let header = parse_header(&mapping)
                 .and_then(|header| check_split(&header, number, paths.len()).map(|()| header))
@@ -51,13 +51,13 @@ impl GgufFile {
         Self::from_parts(parts).map_err(|error| error.context(path.display()))
     }
 
-    /// The path of the first part if `path` is named like a part of a split model, otherwise `path`.
+    /// The path of the first shard if `path` is named like a shard of a split model, otherwise `path`.
     #[must_use]
-    pub fn first_part(path: &Path) -> PathBuf {
-        PartName::of(path).map_or_else(|| path.to_owned(), |name| name.path_of(1))
+    pub fn first_shard(path: &Path) -> PathBuf {
+        ShardName::of(path).map_or_else(|| path.to_owned(), |name| name.path_of(1))
     }
 
-    /// A model that is part of the program.
+    /// A model in the program itself.
     ///
     /// # Errors
     /// As [`parse_header`].
@@ -67,7 +67,7 @@ impl GgufFile {
         Self::from_parts(vec![(Arc::new(Mapping::Static(bytes)), header)])
     }
 
-    /// The metadata, which is that of the first part.
+    /// The metadata of the first shard.
     #[must_use]
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
@@ -78,12 +78,12 @@ impl GgufFile {
         self.tensors.iter()
     }
 
-    /// The files that are mapped: one for each part.
+    /// The mapped files, one for each shard.
     pub(in crate::weights) fn stamps(&self) -> impl Iterator<Item = &FileStamp> {
         self.parts.iter().filter_map(|part| part.stamp())
     }
 
-    /// Bytes of all parts.
+    /// Bytes of all shards.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.len() as u64).sum()
@@ -112,7 +112,7 @@ impl GgufFile {
             .ok_or_else(|| Error::invalid_model(format!("the file has no tensor {name:?}")))?;
         let info = &self.tensors[index];
         let file_type = info.tensor_type.file_type().ok_or_else(|| unsupported(info))?;
-        let mapping = &self.parts[self.part_of_tensor[index]];
+        let mapping = &self.parts[self.range_of_tensor[index]];
         Ok(RawTensor::new(&info.name, file_type, &info.shape, mapping, info.range.clone()))
     }
 
@@ -132,7 +132,7 @@ impl GgufFile {
             metadata: Metadata::default(),
             parts: Vec::with_capacity(parts.len()),
             tensors: Vec::new(),
-            part_of_tensor: Vec::new(),
+            range_of_tensor: Vec::new(),
             index: HashMap::new(),
         };
         for (number, (mapping, header)) in parts.into_iter().enumerate() {
@@ -143,17 +143,17 @@ impl GgufFile {
             for info in header.tensors {
                 let index = file.tensors.len();
                 if file.index.insert(info.name.clone(), index).is_some() {
-                    return Err(Error::invalid_model(format!("tensor {:?} is in two parts", info.name)));
+                    return Err(Error::invalid_model(format!("tensor {:?} is in two shards", info.name)));
                 }
                 file.tensors.push(info);
-                file.part_of_tensor.push(number);
+                file.range_of_tensor.push(number);
             }
         }
         if let Some(expected) = file.metadata.usize("split.tensors.count")
             && expected != file.tensors.len()
         {
             return Err(Error::invalid_model(format!(
-                "the parts hold {} tensors, but split.tensors.count is {expected}",
+                "the shards hold {} tensors, but split.tensors.count is {expected}",
                 file.tensors.len()
             )));
         }
@@ -170,7 +170,7 @@ fn unsupported(info: &TensorInfo) -> Error {
     .with_hint(format!("use a file with the types {}, such as a Q4_K_M or Q8_0 file", supported.join(", ")))
 }
 
-/// Compares what a part says about its place with the place that its name gives it.
+/// Compares the shard number in a file with that of its name.
 fn check_split(header: &Header, number: usize, count: usize) -> Result<()> {
     let stated_count = header.metadata.usize("split.count").unwrap_or(count).max(1);
     let stated_number = header.metadata.usize("split.no").unwrap_or(number);
@@ -178,25 +178,25 @@ fn check_split(header: &Header, number: usize, count: usize) -> Result<()> {
         return Ok(());
     }
     let is =
-        format!("the file is part {} of {stated_count} of a split model", stated_number.saturating_add(1));
+        format!("the file is shard {} of {stated_count} of a split model", stated_number.saturating_add(1));
     Err(match count {
-        1 => Error::invalid_model(format!("{is}, but its name does not say so")).with_hint(
-            "keep the original names (name-00001-of-0000N.gguf), so that the other parts can be found",
+        1 => Error::invalid_model(format!("{is}, but its name has no shard number")).with_hint(
+            "keep the original names (name-00001-of-0000N.gguf), so that the other shards can be found",
         ),
-        _ => Error::invalid_model(format!("{is}, but its name says part {} of {count}", number + 1)),
+        _ => Error::invalid_model(format!("{is}, but its name says shard {} of {count}", number + 1)),
     })
 }
 
 /// A file name of the form `stem-00002-of-00005.gguf`.
 #[derive(Debug, PartialEq, Eq)]
-struct PartName {
+struct ShardName {
     folder: PathBuf,
     stem: String,
     count: usize,
 }
 
-impl PartName {
-    /// None if `path` is not named like a part.
+impl ShardName {
+    /// None if `path` is not named like a shard.
     fn of(path: &Path) -> Option<Self> {
         let rest = path.file_name()?.to_str()?.strip_suffix(".gguf")?;
         let (rest, count) = rest.rsplit_once("-of-")?;

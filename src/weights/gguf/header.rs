@@ -1,8 +1,7 @@
-//! Reading a GGUF header, versions 1 to 3, from bytes that nobody vouches for.
+//! Reading a GGUF header, versions 1 to 3, from untrusted bytes.
 //!
-//! [`parse_header`] is a pure function of the bytes. Whatever they are, it returns a header whose tensors
-//! lie inside the file or an error; it never panics, and it allocates at most a small multiple of the
-//! bytes that it was given.
+//! [`parse_header`] is a pure function of the bytes. For any bytes, it returns a header whose tensors are inside the
+//! file, or an error; it never panics, and it allocates at most a small multiple of the input.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashSet};
@@ -17,19 +16,19 @@ use crate::{Error, Result};
 const MAGIC: &[u8] = b"GGUF";
 /// Most dimensions that ggml tensors have.
 const MAX_DIMS: usize = 4;
-/// Arrays inside arrays inside arrays: no known key goes deeper than two.
+/// Nested arrays: no known key goes deeper than two.
 const MAX_ARRAY_DEPTH: usize = 4;
 /// Most elements of one metadata array: 60 times the largest vocabulary.
 const MAX_ARRAY_LEN: usize = 1 << 24;
-/// What the data section is aligned to if the file does not say.
+/// The default alignment of the data section.
 const DEFAULT_ALIGNMENT: usize = 32;
 
-/// What a GGUF file says about itself.
+/// The header of a GGUF file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Header {
     /// 1, 2 or 3.
     pub version: u32,
-    /// The key-value part.
+    /// The key-value section.
     pub metadata: Metadata,
     /// All tensors in file order; no name occurs twice.
     pub tensors: Vec<TensorInfo>,
@@ -44,8 +43,8 @@ pub struct TensorInfo {
     pub tensor_type: TensorType,
     /// Row-major dimensions, `[out, in]` for a matrix (the reverse of the order in the file). None is 0.
     pub shape: Vec<usize>,
-    /// Where the data lies in the file. Checked to be inside; empty if the type is unknown, because then
-    /// so is the size.
+    /// The range of the data in the file. Checked to be inside; empty if the type is unknown, because then so is the
+    /// size.
     pub range: Range<usize>,
 }
 
@@ -59,7 +58,7 @@ impl TensorInfo {
 
 /// Reads the header of a GGUF file and checks it against the file's length.
 ///
-/// `bytes` is the whole file; only the header part is read.
+/// `bytes` is the whole file; only the header is read.
 ///
 /// # Errors
 /// [`crate::ErrorKind::InvalidModel`] if the bytes are not a GGUF file or contradict themselves,
@@ -256,14 +255,12 @@ fn unknown_value_type(value_type: u32) -> Error {
 }
 
 fn alignment(metadata: &Metadata) -> Result<usize> {
-    if metadata.get("general.alignment").is_none() {
-        return Ok(DEFAULT_ALIGNMENT);
-    }
+    let Some(value) = metadata.get("general.alignment") else { return Ok(DEFAULT_ALIGNMENT) };
     match metadata.usize("general.alignment") {
         Some(alignment) if alignment.is_power_of_two() && alignment <= 1 << 24 => Ok(alignment),
         _ => Err(Error::invalid_model(format!(
-            "general.alignment is {:?}, not a power of two up to 2^24",
-            metadata.get("general.alignment")
+            "general.alignment is {}, expected a power of two up to 2^24",
+            value.describe()
         ))),
     }
 }

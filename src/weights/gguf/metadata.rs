@@ -1,7 +1,7 @@
-//! The key-value part of a GGUF header, with lenient getters.
+//! The key-value section of a GGUF header, with lenient getters.
 //!
 //! Writers disagree about integer widths, so every getter converts between them; a value of the wrong
-//! kind (a string where a number is wanted) reads as absent, and [`Metadata::checked`] makes an error of it.
+//! kind (a string instead of a number) reads as absent, and [`Metadata::checked`] makes an error of it.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ pub enum Value {
     Floats(Vec<f32>),
     /// Booleans.
     Bools(Vec<bool>),
-    /// Arrays of arrays, of which only the length is kept: nothing reads them.
+    /// Arrays of arrays, of which only the length is kept: no code reads them.
     Nested(usize),
 }
 
@@ -44,8 +44,9 @@ impl Value {
         }
     }
 
-    /// The value in an error, which is short whatever the value is.
-    fn describe(&self) -> String {
+    /// The value in an error, always short.
+    #[must_use]
+    pub fn describe(&self) -> String {
         const MAX_CHARS: usize = 40;
         let list = |length: usize, what: &str| format!("a list of {length} {what}");
         match self {
@@ -80,7 +81,7 @@ impl Metadata {
         self.entries.get(key)
     }
 
-    /// What `get` makes of the value under `key`, for keys that are not to be ignored when they are of another kind.
+    /// The value under `key`, converted by `get`; an error for a value of another kind.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidModel`] with the key if there is a value of another kind. A list without entries is of
@@ -101,7 +102,7 @@ impl Metadata {
         }
     }
 
-    /// The token id under `key`; none where a writer says that there is none (-1 in some width).
+    /// The token id under `key`; none where a writer marks its absence (-1 in some width).
     ///
     /// # Errors
     /// As [`Self::checked`].
@@ -109,7 +110,7 @@ impl Metadata {
         match self.get(key) {
             Some(Value::Signed(-1) | Value::Unsigned(0xFFFF_FFFF | u64::MAX)) => Ok(None),
             _ => self.checked(key, Self::token_id, "a token id, which is a whole number").map_err(|error| {
-                error.with_hint("correct the key, or take it out of the file if the model has no such token")
+                error.with_hint("correct the key, or remove it from the file if the model has no such token")
             }),
         }
     }

@@ -1,7 +1,6 @@
 //! A bounds-checked cursor over the bytes of a GGUF header.
 //!
-//! Nothing here trusts a length: every read is checked against the bytes that are left before anything is
-//! allocated for it.
+//! No length is trusted: every read is checked against the remaining bytes before memory is allocated for it.
 
 use crate::{Error, Result};
 

@@ -1,6 +1,6 @@
-//! Writes small GGUF files for tests, valid or broken in one chosen place.
+//! Writes small GGUF files for tests, valid or broken at one chosen position.
 
-/// A file in the making. The fields are what the bytes will say, true or not.
+/// A file under construction. The fields are what the bytes will claim, true or not.
 #[derive(Clone)]
 pub(in crate::weights) struct TestFile {
     pub(in crate::weights) version: u32,
@@ -64,7 +64,7 @@ impl TestFile {
         self.entry(key, 9, &value);
     }
 
-    /// Adds a tensor behind the others.
+    /// Adds a tensor after the others.
     pub(in crate::weights) fn tensor(&mut self, name: &str, dims: &[u64], type_id: u32, data: &[u8]) {
         let end = self.tensors.last().map_or(0, |last| last.offset as usize + last.data.len());
         self.tensors.push(TestTensor {

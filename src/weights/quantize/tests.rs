@@ -25,7 +25,7 @@ fn one_tensor(name: &str, dims: &[u64], values: &[f32]) -> Checkpoint {
     Checkpoint::from_static(file.bytes().leak()).unwrap()
 }
 
-/// The files were quantised by other code from the folders beside them.
+/// The files were quantised by other code from the folders next to them.
 #[test]
 fn bytes_equal_those_of_converted_files() {
     for (quantization, folder, file) in [
@@ -110,7 +110,7 @@ fn result_does_not_depend_on_threads() {
             let progress = |done| {
                 num_done.fetch_add(done, Ordering::Relaxed);
             };
-            // Together, they are what each is by itself.
+            // Together, they equal the separate conversions.
             let both = quantizer.quantize(&[small.clone(), tensor.clone()], &progress).unwrap();
             assert_eq!(num_done.into_inner(), 4 * (values.len() + 256));
             assert_eq!(
@@ -183,14 +183,14 @@ fn dense_types_are_converted_and_quantised_ones_left_alone() {
     }
 }
 
-/// What was asked for is not to be had where rows do not fit its blocks, and that is said, once.
+/// The requested type is impossible where rows do not fit its blocks, which is reported once.
 #[test]
-fn other_types_are_told_of() {
+fn other_types_are_reported() {
     let folder = open("tiny/llama");
     let check = |quantization: Quantization, expected: Option<&str>| {
         let quantizer = Quantizer::new(quantization, &folder, None);
         assert_eq!(quantizer.notice(&folder).as_deref(), expected, "{quantization}");
-        // The types that are told of are those of the conversion.
+        // The reported types are those of the conversion.
         let types = quantizer.type_summaries(&folder).unwrap();
         let num_bytes: u64 = types.iter().map(|summary| summary.num_bytes).sum();
         assert_eq!(num_bytes, quantizer.planned_bytes(&folder, |file_type| file_type).unwrap());
@@ -227,7 +227,7 @@ fn planned_bytes_are_those_of_the_converted_file() {
     assert_eq!(planned, converted.tensor_names().map(bytes).sum::<u64>());
 }
 
-/// Of a tensor that is larger than what may be in memory of it, the pages are given back on the way.
+/// If a tensor exceeds its memory limit, its pages are released during the conversion.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_large_tensor_is_never_in_memory_as_a_whole() {
@@ -246,7 +246,7 @@ fn a_large_tensor_is_never_in_memory_as_a_whole() {
     let mut file = std::fs::File::create(&path).unwrap();
     file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
     file.write_all(header.as_bytes()).unwrap();
-    // What was never written is zero.
+    // Unwritten bytes are zero.
     file.set_len((8 + header.len() + 4 * ROWS * COLS) as u64).unwrap();
 
     // How much of the file's map is in memory.
@@ -269,7 +269,7 @@ fn a_large_tensor_is_never_in_memory_as_a_whole() {
     assert!(quantized[0].as_raw().data().unwrap().iter().all(|byte| *byte == 0));
     let (num_chunks, most) = (num_chunks.into_inner(), most.into_inner());
     assert_eq!(num_chunks * CHUNK_BYTES, 4 * ROWS * COLS);
-    // Two pieces of 16 MiB are kept, and a third is being read.
+    // Two chunks of 16 MiB are kept, and a third is being read.
     assert!(most > CHUNK_BYTES, "{most} bytes are in memory, so they were not measured");
     assert!(most < 3 * CHUNKS_TO_RELEASE * CHUNK_BYTES, "{most} of {} bytes", 4 * ROWS * COLS);
 }

@@ -9,29 +9,32 @@ use ::safetensors::Dtype;
 use super::config::QuantConfig;
 use super::gptq::group_len;
 use super::integers::{Codes, Groups, Integers, Scales, range_of};
-use super::module::{Module, Part, WAY_OUT};
+use super::module::{ComponentTensor, Module, WAY_OUT};
 use super::packed::Codec;
 use crate::{Error, Result};
 
 /// Which four bits of a word, counted from the lowest, belong to each of its eight rows: rows are in the order
 /// 0, 2, 4, 6, 1, 3, 5, 7.
-const PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
+const NIBBLES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 /// Rows whose codes share a line of the processor's cache.
 const ROWS_AT_ONCE: usize = 128;
 
 #[derive(Debug)]
 struct Awq {
-    words: Part,
-    zeros: Part,
+    words: ComponentTensor,
+    zeros: ComponentTensor,
     zero_range: RangeInclusive<i16>,
     rows: usize,
     cols: usize,
 }
 
-/// Whether `qweight` is this one and not that of GPTQ, which has as many columns as there are scales.
+/// Whether `qweight` is AWQ's and not GPTQ's, which has as many columns as there are scales.
 pub(super) fn is_packed_like_this(module: &Module<'_>, config: &QuantConfig) -> bool {
-    match (module.get(".qweight").map(Part::shape), module.get(".scales").map(Part::shape)) {
+    match (
+        module.get(".qweight").map(ComponentTensor::shape),
+        module.get(".scales").map(ComponentTensor::shape),
+    ) {
         (Some(&[_, words]), Some(&[_, rows])) if words == rows => false,
         (Some(&[_, words]), Some(&[_, rows])) if words.checked_mul(8) == Some(rows) => true,
         _ => config.method().is_some_and(|method| method.contains("awq")) || config.str("version").is_some(),
@@ -39,14 +42,14 @@ pub(super) fn is_packed_like_this(module: &Module<'_>, config: &QuantConfig) -> 
 }
 
 /// # Errors
-/// If the parts do not fit together, or the layout is another one.
+/// If the tensors do not match, or the layout is another one.
 pub(super) fn open(module: &Module<'_>, config: &QuantConfig) -> Result<Box<dyn Codec>> {
     let words = module.need(".qweight")?.of_type(&[Dtype::I32])?;
     let bits = config.size(&["bits", "w_bit"])?.unwrap_or(4);
     let version = config.str("version").unwrap_or("gemm").to_ascii_lowercase();
     if bits != 4 || !["gemm", "exllama"].contains(&&*version) {
         return Err(Error::unsupported(format!(
-            "tensor {:?} is of AWQ's form {version:?} with {bits} bits; \"gemm\" with 4 can be read",
+            "tensor {:?} has AWQ's version {version:?} with {bits} bits; \"gemm\" with 4 is supported",
             words.name()
         ))
         .with_hint(WAY_OUT));
@@ -60,14 +63,14 @@ pub(super) fn open(module: &Module<'_>, config: &QuantConfig) -> Result<Box<dyn 
     let zeros = module.need(".qzeros")?.of_type(&[Dtype::I32])?.of_shape(&[num_groups, packed_rows])?;
     let groups = Groups::Of(group_len(config, scales, cols, num_groups)?);
     let zero_range = range_of(
-        (0..zeros.num_elements()).flat_map(|index| (0..8).map(move |place| code(zeros, index, place))),
+        (0..zeros.num_elements()).flat_map(|index| (0..8).map(move |nibble| code(zeros, index, nibble))),
     );
     let codes = Awq { words: words.clone(), zeros: zeros.clone(), zero_range, rows, cols };
     Ok(Box::new(Integers::new(codes, groups, Scales::ByGroup(scales.clone()), 1.0)))
 }
 
-fn code(words: &Part, index: usize, place: usize) -> i16 {
-    ((words.word(index) >> (4 * place)) & 15) as i16
+fn code(words: &ComponentTensor, index: usize, nibble: usize) -> i16 {
+    ((words.word(index) >> (4 * nibble)) & 15) as i16
 }
 
 impl Codes for Awq {
@@ -84,14 +87,14 @@ impl Codes for Awq {
     }
 
     fn codes(&self, row: usize, out: &mut [i16]) {
-        let place = PLACES[row % 8];
+        let nibble = NIBBLES[row % 8];
         for (col, out) in out.iter_mut().enumerate() {
-            *out = code(&self.words, col * (self.rows / 8) + row / 8, place);
+            *out = code(&self.words, col * (self.rows / 8) + row / 8, nibble);
         }
     }
 
     fn zero(&self, row: usize, group: usize) -> i16 {
-        code(&self.zeros, group * (self.rows / 8) + row / 8, PLACES[row % 8])
+        code(&self.zeros, group * (self.rows / 8) + row / 8, NIBBLES[row % 8])
     }
 
     fn code_range(&self) -> RangeInclusive<i16> {

@@ -7,11 +7,11 @@ use serde::Deserialize;
 use super::config::QuantConfig;
 use super::grid::ScaleGrid;
 use super::integers::{Bytes, Groups, Integers, Scales};
-use super::module::{Module, Part, WAY_OUT};
-use super::packed::{Codec, Form};
+use super::module::{ComponentTensor, Module, WAY_OUT};
+use super::packed::{Codec, PackedType};
 use crate::{Error, Result};
 
-/// What a file says of a matrix, as JSON in a tensor.
+/// A file's description of a matrix, as JSON in a tensor.
 #[derive(Debug, Deserialize)]
 struct State {
     quant_type: String,
@@ -24,8 +24,8 @@ struct State {
 /// The scales of blocks, if they are quantised themselves.
 #[derive(Debug)]
 struct Nested {
-    book: Part,
-    scales: Part,
+    book: ComponentTensor,
+    scales: ComponentTensor,
     block_len: usize,
     offset: f32,
 }
@@ -33,16 +33,16 @@ struct Nested {
 #[derive(Debug)]
 struct FourBits {
     method: String,
-    codes: Part,
+    codes: ComponentTensor,
     shape: Vec<usize>,
     book: [f32; 16],
-    scales: Part,
+    scales: ComponentTensor,
     block_len: usize,
     nested: Option<Nested>,
 }
 
 /// # Errors
-/// If the parts do not fit together.
+/// If the tensors do not match.
 pub(super) fn open_four_bits(module: &Module<'_>, _config: &QuantConfig) -> Result<Box<dyn Codec>> {
     let codes = module.need(".weight")?.of_type(&[Dtype::U8])?;
     let endings = [".weight.quant_state.bitsandbytes__nf4", ".weight.quant_state.bitsandbytes__fp4"];
@@ -53,7 +53,7 @@ pub(super) fn open_four_bits(module: &Module<'_>, _config: &QuantConfig) -> Resu
             .map_err(|error| wrong(format!("cannot be read: {error}")).with_source(error))?;
     let num_values = shape.iter().try_fold(1_usize, |num, size| num.checked_mul(*size)).unwrap_or(0);
     if shape.len() < 2 || num_values == 0 || codes.num_elements() != num_values.div_ceil(2) {
-        return Err(codes.wrong_shape(format!("{:?} says that it has the values of {shape:?}", state.name())));
+        return Err(codes.wrong_shape(format!("{:?} declares values of the shape {shape:?}", state.name())));
     }
     if block_len == 0 || nested_blocksize == Some(0) {
         return Err(wrong("has blocks of 0 values".to_owned()));
@@ -87,7 +87,7 @@ pub(super) fn open_four_bits(module: &Module<'_>, _config: &QuantConfig) -> Resu
 }
 
 /// # Errors
-/// If the parts do not fit together, or the order of the values is that of certain GPUs.
+/// If the tensors do not match, or the order of the values is that of certain GPUs.
 pub(super) fn open_eight_bits(module: &Module<'_>, config: &QuantConfig) -> Result<Box<dyn Codec>> {
     let weight = module.need(".weight")?.of_type(&[Dtype::I8])?;
     let [rows, _] = weight.matrix()?;
@@ -95,7 +95,7 @@ pub(super) fn open_eight_bits(module: &Module<'_>, config: &QuantConfig) -> Resu
         && format.bytes().first().is_some_and(|order| *order != 0)
     {
         return Err(Error::unsupported(format!(
-            "tensor {:?} says that {:?} is in an order made for certain GPUs",
+            "tensor {:?} declares that {:?} is in an order for certain GPUs",
             format.name(),
             weight.name()
         ))
@@ -127,8 +127,8 @@ impl Codec for FourBits {
         self.shape.clone()
     }
 
-    fn form(&self) -> Form {
-        Form::encoded("no type of our own has its code book", self.shape[self.shape.len() - 1])
+    fn packed_type(&self) -> PackedType {
+        PackedType::encoded("no type of our own has its code book", self.shape[self.shape.len() - 1])
     }
 
     fn values(&self, row: usize, out: &mut [f32]) {

@@ -1,11 +1,11 @@
-//! What a folder says of how its weights were quantised, beside the tensors.
+//! The quantisation configuration of a folder, in addition to the tensors.
 
 use serde_json::Value;
 
 use super::module::WAY_OUT;
 use crate::{Error, Result};
 
-/// `quantization_config` of `config.json`, or what older programs wrote into a file of its own.
+/// `quantization_config` of `config.json`, or the separate file of older programs.
 #[derive(Debug, Clone, Default)]
 pub(in crate::weights) struct QuantConfig {
     value: Value,
@@ -16,7 +16,7 @@ impl QuantConfig {
     pub(in crate::weights) const FILES: [&str; 3] =
         ["quantize_config.json", "quant_config.json", "hf_quant_config.json"];
 
-    /// From `config.json`, or from what `read` finds in one of [`Self::FILES`].
+    /// From `config.json`, or from the first of [`Self::FILES`] that `read` finds.
     ///
     /// # Errors
     /// Those of `read`.
@@ -47,7 +47,7 @@ impl QuantConfig {
         self.value.get("quant_method").or_else(nested).and_then(Value::as_str)
     }
 
-    /// A form that the method's name does not tell: the layout, the packing.
+    /// A variant that the method's name does not give: the layout, the packing.
     fn format(&self) -> Option<&str> {
         ["checkpoint_format", "format", "packing_format", "version"].iter().find_map(|key| self.str(key))
     }
@@ -55,7 +55,7 @@ impl QuantConfig {
     /// Names the method in an error about a tensor that cannot be read, if there is one.
     pub(in crate::weights) fn explain(&self, error: Error) -> Error {
         let Some(method) = self.method() else { return error };
-        let format = self.format().map(|format| format!(" in the form {format:?}")).unwrap_or_default();
+        let format = self.format().map(|format| format!(" in the format {format:?}")).unwrap_or_default();
         let message =
             format!("weights quantised by {method:?}{format} are not supported: {}", error.message());
         Error::new(error.kind(), message).with_hint(WAY_OUT)

@@ -6,8 +6,8 @@ use ::safetensors::Dtype;
 use super::config::QuantConfig;
 use super::fp8::power_of_two;
 use super::grid::ScaleGrid;
-use super::module::{Module, Part};
-use super::packed::{Codec, Fidelity, Form};
+use super::module::{ComponentTensor, Module};
+use super::packed::{Codec, Fidelity, PackedType};
 use crate::weights::{DType, blocks};
 use crate::{Error, Result};
 
@@ -18,18 +18,18 @@ const DOUBLED: [f32; 16] =
 #[derive(Debug)]
 struct FourBitFloats {
     method: &'static str,
-    codes: Part,
+    codes: ComponentTensor,
     shape: Vec<usize>,
     scales: ScaleGrid,
-    /// What scales are multiplied by; none where they are powers of two.
+    /// The factor of scales; none if they are powers of two.
     factor: Option<f32>,
-    form: Form,
+    packed_type: PackedType,
 }
 
 /// `{stem}_blocks [.., rows, cols / 32, 16]` and `{stem}_scales [.., rows, cols / 32]`: MXFP4.
 ///
 /// # Errors
-/// If the parts do not fit together.
+/// If the tensors do not match.
 pub(super) fn open_blocks(module: &Module<'_>, config: &QuantConfig) -> Result<Box<dyn Codec>> {
     let codes = module.need("_blocks")?.of_type(&[Dtype::U8])?;
     let scales = module.need("_scales")?.of_type(&[Dtype::U8, Dtype::F8_E8M0])?;
@@ -46,7 +46,7 @@ pub(super) fn open_blocks(module: &Module<'_>, config: &QuantConfig) -> Result<B
 /// compressed-tensors: `weight_packed [rows, cols / 2]` with `weight_scale`, and `weight_global_scale` if that is FP8.
 ///
 /// # Errors
-/// If the parts do not fit together.
+/// If the tensors do not match.
 pub(super) fn open_packed(module: &Module<'_>, config: &QuantConfig) -> Result<Box<dyn Codec>> {
     let codes = module.need(".weight_packed")?;
     let scales = module.need_floats(".weight_scale")?;
@@ -61,7 +61,7 @@ pub(super) fn open_packed(module: &Module<'_>, config: &QuantConfig) -> Result<B
 /// ModelOpt: `weight [rows, cols / 2]` with `weight_scale` and `weight_scale_2`.
 ///
 /// # Errors
-/// If the parts do not fit together.
+/// If the tensors do not match.
 pub(super) fn open_weight(module: &Module<'_>, config: &QuantConfig) -> Result<Box<dyn Codec>> {
     let codes = module.need(".weight")?;
     let scales = module.need_floats(".weight_scale")?;
@@ -69,7 +69,7 @@ pub(super) fn open_weight(module: &Module<'_>, config: &QuantConfig) -> Result<B
     with_factor(codes, doubled(codes)?, scales, all, config)
 }
 
-fn doubled(codes: &Part) -> Result<Vec<usize>> {
+fn doubled(codes: &ComponentTensor) -> Result<Vec<usize>> {
     match codes.shape() {
         [before @ .., half] if !before.is_empty() && codes.num_elements() > 0 => {
             Ok([before, &[half * 2]].concat())
@@ -78,7 +78,7 @@ fn doubled(codes: &Part) -> Result<Vec<usize>> {
     }
 }
 
-fn one_float(part: &Part) -> Result<f32> {
+fn one_float(part: &ComponentTensor) -> Result<f32> {
     let value = part.of_shape(&[1]).or_else(|_| part.of_shape(&[]))?.float(0);
     if value.is_finite() && value != 0.0 {
         return Ok(value);
@@ -87,17 +87,17 @@ fn one_float(part: &Part) -> Result<f32> {
 }
 
 fn powers_of_two(
-    codes: &Part,
+    codes: &ComponentTensor,
     shape: Vec<usize>,
-    scales: &Part,
+    scales: &ComponentTensor,
     config: &QuantConfig,
 ) -> Result<Box<dyn Codec>> {
     let cols = shape.last().copied().unwrap_or(0);
     let grid = ScaleGrid::new(scales, &shape, config)?;
-    let form = if grid.group_len() == 32 && cols.is_multiple_of(32) {
-        Form { dtype: DType::Mxfp4, fidelity: Fidelity::Exact }
+    let packed_type = if grid.group_len() == 32 && cols.is_multiple_of(32) {
+        PackedType { dtype: DType::Mxfp4, fidelity: Fidelity::Exact }
     } else {
-        Form::encoded("its groups of columns are no whole blocks of 32", cols)
+        PackedType::encoded("its groups of columns are no whole blocks of 32", cols)
     };
     Ok(Box::new(FourBitFloats {
         method: "MXFP4",
@@ -105,24 +105,24 @@ fn powers_of_two(
         shape,
         scales: grid,
         factor: None,
-        form,
+        packed_type,
     }))
 }
 
 fn with_factor(
-    codes: &Part,
+    codes: &ComponentTensor,
     shape: Vec<usize>,
-    scales: &Part,
+    scales: &ComponentTensor,
     factor: f32,
     config: &QuantConfig,
 ) -> Result<Box<dyn Codec>> {
     let scales = ScaleGrid::new(scales.of_type(&[Dtype::F8_E4M3])?, &shape, config)?;
-    let form = Form::encoded(
+    let packed_type = PackedType::encoded(
         "no type of our own has four bits with an exponent and scales of 16 columns",
         shape.last().copied().unwrap_or(0),
     );
     let codes = codes.clone();
-    Ok(Box::new(FourBitFloats { method: "NVFP4", codes, shape, scales, factor: Some(factor), form }))
+    Ok(Box::new(FourBitFloats { method: "NVFP4", codes, shape, scales, factor: Some(factor), packed_type }))
 }
 
 impl FourBitFloats {
@@ -150,8 +150,8 @@ impl Codec for FourBitFloats {
         self.shape.clone()
     }
 
-    fn form(&self) -> Form {
-        self.form
+    fn packed_type(&self) -> PackedType {
+        self.packed_type
     }
 
     fn values(&self, row: usize, out: &mut [f32]) {
@@ -164,8 +164,8 @@ impl Codec for FourBitFloats {
     }
 
     fn blocks(&self, row: usize, values: &mut [f32], out: &mut [u8]) -> Result<()> {
-        let dtype = self.form.dtype;
-        if let Fidelity::Encoded(_) = self.form.fidelity {
+        let dtype = self.packed_type.dtype;
+        if let Fidelity::Encoded(_) = self.packed_type.fidelity {
             self.values(row, values);
             return blocks::quantize(dtype, values, out);
         }

@@ -4,8 +4,8 @@ use ::safetensors::Dtype;
 
 use super::config::QuantConfig;
 use super::grid::ScaleGrid;
-use super::module::{Module, Part};
-use super::packed::{Codec, Form};
+use super::module::{ComponentTensor, Module};
+use super::packed::{Codec, PackedType};
 use crate::Result;
 
 /// One sign, four bits of exponent with bias 7, three bits of mantissa; no infinities, one NaN of each sign.
@@ -40,10 +40,10 @@ pub(super) fn power_of_two(exponent: i32) -> f32 {
 
 #[derive(Debug)]
 struct Fp8 {
-    weight: Part,
+    weight: ComponentTensor,
     shape: Vec<usize>,
     scales: Option<ScaleGrid>,
-    /// What each byte stands for.
+    /// The value of each byte.
     table: Box<[f32; 256]>,
 }
 
@@ -79,8 +79,11 @@ impl Codec for Fp8 {
         self.shape.clone()
     }
 
-    fn form(&self) -> Form {
-        Form::encoded("no type of our own has eight bits with an exponent", self.shape[self.shape.len() - 1])
+    fn packed_type(&self) -> PackedType {
+        PackedType::encoded(
+            "no type of our own has eight bits with an exponent",
+            self.shape[self.shape.len() - 1],
+        )
     }
 
     fn values(&self, row: usize, out: &mut [f32]) {

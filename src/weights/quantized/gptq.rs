@@ -1,7 +1,7 @@
 //! GPTQ: codes of two to eight bits, packed along the columns of the matrix, which is stored turned over.
 //!
 //! `qweight [cols · bits / 32, rows]`, `qzeros [groups, rows · bits / 32]`, `scales [groups, rows]`, and the group of
-//! each column where they are in another order (`g_idx`). The first form of the files stores zeros less one, which its
+//! each column where they are in another order (`g_idx`). The first version of the files stores zeros less one, which its
 //! writers take from whole words of them where codes fill these.
 
 use std::ops::RangeInclusive;
@@ -10,7 +10,7 @@ use ::safetensors::Dtype;
 
 use super::config::QuantConfig;
 use super::integers::{Codes, Groups, Integers, Scales, range_of, unpack, unpack_one};
-use super::module::{Module, Part, WAY_OUT};
+use super::module::{ComponentTensor, Module, WAY_OUT};
 use super::packed::Codec;
 use crate::{Error, Result};
 
@@ -19,10 +19,10 @@ const ROWS_AT_ONCE: usize = 16;
 
 #[derive(Debug)]
 struct Gptq {
-    words: Part,
-    zeros: Option<Part>,
+    words: ComponentTensor,
+    zeros: Option<ComponentTensor>,
     bits: usize,
-    /// What is added to a word of stored zeros, and to a stored zero.
+    /// The offsets of a word of stored zeros, and of a stored zero.
     zero_offset: (u32, i16),
     zero_range: RangeInclusive<i16>,
     rows: usize,
@@ -30,7 +30,7 @@ struct Gptq {
 }
 
 /// # Errors
-/// If the parts do not fit together, or the layout is another one.
+/// If the tensors do not match, or the layout is another one.
 pub(super) fn open(module: &Module<'_>, config: &QuantConfig) -> Result<Box<dyn Codec>> {
     let words = module.need(".qweight")?.of_type(&[Dtype::I32])?;
     let named = ["checkpoint_format", "packing_format"].iter().find_map(|key| config.str(key));
@@ -40,7 +40,7 @@ pub(super) fn open(module: &Module<'_>, config: &QuantConfig) -> Result<Box<dyn 
     };
     let known = ["gptq", "gptq_v2", "auto_round:gptq", "auto_round:auto_gptq"];
     if !known.contains(&format) {
-        return Err(Error::unsupported(format!("tensor {:?} is of GPTQ's form {format:?}", words.name()))
+        return Err(Error::unsupported(format!("tensor {:?} has GPTQ's format {format:?}", words.name()))
             .with_hint(WAY_OUT));
     }
     let [packed_cols, rows] = words.matrix()?;
@@ -53,7 +53,7 @@ pub(super) fn open(module: &Module<'_>, config: &QuantConfig) -> Result<Box<dyn 
     let zeros = module.get(".qzeros");
     let bits = match zeros {
         Some(zeros) => {
-            // Some matrices may have more of them than the configuration says.
+            // Some matrices may have more bits than the configuration's default.
             let num_words = zeros.of_type(&[Dtype::I32])?.matrix()?[1];
             let fits = |bits: &usize| (rows * bits).div_ceil(32) == num_words;
             given.into_iter().chain([4, 8, 2, 3]).find(fits).unwrap_or(0)
@@ -88,8 +88,9 @@ pub(super) fn open(module: &Module<'_>, config: &QuantConfig) -> Result<Box<dyn 
         cols,
     };
     // Words repeat where all zeros are the same, which spares a large model that many looks.
-    let repeats =
-        |zeros: &Part| 32 % bits == 0 && (0..zeros.num_elements()).all(|i| zeros.word(i) == zeros.word(0));
+    let repeats = |zeros: &ComponentTensor| {
+        32 % bits == 0 && (0..zeros.num_elements()).all(|i| zeros.word(i) == zeros.word(0))
+    };
     codes.zero_range = if zeros.is_none_or(repeats) {
         range_of((0..rows.min(32 / bits)).map(|row| codes.zero(row, 0)))
     } else {
@@ -99,10 +100,10 @@ pub(super) fn open(module: &Module<'_>, config: &QuantConfig) -> Result<Box<dyn 
     Ok(Box::new(Integers::new(codes, groups, Scales::ByGroup(scales.clone()), 1.0)))
 }
 
-/// Columns of a group, by what the configuration says and by how many groups there are.
+/// Columns of a group, by the configuration and by the number of groups.
 pub(super) fn group_len(
     config: &QuantConfig,
-    scales: &Part,
+    scales: &ComponentTensor,
     cols: usize,
     num_groups: usize,
 ) -> Result<usize> {

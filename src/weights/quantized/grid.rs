@@ -1,13 +1,13 @@
-//! Scales for pieces of a matrix: one for all, for each row, for groups of columns, or for blocks of both.
+//! Scales for chunks of a matrix: one for all, for each row, for groups of columns, or for blocks of both.
 
 use super::config::QuantConfig;
-use super::module::Part;
+use super::module::ComponentTensor;
 use crate::Result;
 
 /// Where the scale of a value is.
 #[derive(Debug, Clone)]
 pub(super) struct ScaleGrid {
-    scales: Part,
+    scales: ComponentTensor,
     /// Rows of a matrix of the stack.
     num_rows: usize,
     /// Rows and columns of a matrix that share a scale.
@@ -20,11 +20,11 @@ pub(super) struct ScaleGrid {
 
 impl ScaleGrid {
     /// The scales of a tensor of this shape, which has at least two dimensions. Whether they are for rows, columns or
-    /// blocks is told by how many there are.
+    /// blocks is given by their number.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidModel`] if they fit none of these.
-    pub(super) fn new(scales: &Part, shape: &[usize], config: &QuantConfig) -> Result<Self> {
+    pub(super) fn new(scales: &ComponentTensor, shape: &[usize], config: &QuantConfig) -> Result<Self> {
         let (&[rows, cols], stack) = shape.split_last_chunk().map_or((&[1, 1], &[][..]), |(a, b)| (b, a));
         let num_matrices: usize = stack.iter().product();
         let misfit = || {
@@ -76,7 +76,7 @@ impl ScaleGrid {
         self.scales.float(self.index(row, group))
     }
 
-    /// The place of that scale.
+    /// The index of that scale.
     pub(super) fn index(&self, row: usize, group: usize) -> usize {
         let [grid_rows, grid_cols] = self.shape;
         let matrix = if self.num_matrices == 1 { 0 } else { row / self.num_rows };
@@ -84,7 +84,7 @@ impl ScaleGrid {
         (matrix * grid_rows + row / self.block[0]) * grid_cols + group
     }
 
-    pub(super) fn part(&self) -> &Part {
+    pub(super) fn part(&self) -> &ComponentTensor {
         &self.scales
     }
 }

@@ -10,8 +10,8 @@ use half::f16;
 
 use super::config::QuantConfig;
 use super::grid::ScaleGrid;
-use super::module::{Module, Part};
-use super::packed::{Codec, Fidelity, Form};
+use super::module::{ComponentTensor, Module};
+use super::packed::{Codec, Fidelity, PackedType};
 use crate::weights::{DType, blocks};
 use crate::{Error, Result};
 
@@ -26,13 +26,13 @@ pub(super) trait Codes: std::fmt::Debug + Send + Sync {
     /// Dimensions of the tensor.
     fn shape(&self) -> Vec<usize>;
 
-    /// How many rows lie close together.
+    /// The number of rows that are interleaved.
     fn rows_at_once(&self) -> usize;
 
-    /// The codes of a row as they are stored.
+    /// The stored codes of a row.
     fn codes(&self, row: usize, out: &mut [i16]);
 
-    /// What stands for zero in a row and a group of columns.
+    /// The zero point of a row and a group of columns.
     fn zero(&self, row: usize, group: usize) -> i16;
 
     /// The least and the largest code.
@@ -47,13 +47,13 @@ pub(super) trait Codes: std::fmt::Debug + Send + Sync {
 pub(super) enum Scales {
     Grid(ScaleGrid),
     /// `[groups, rows]`
-    ByGroup(Part),
+    ByGroup(ComponentTensor),
 }
 
 /// Which group a column belongs to.
 #[derive(Debug)]
 pub(super) enum Groups {
-    /// So many columns each.
+    /// This many columns each.
     Of(usize),
     /// Any, for each column.
     Any(Vec<u32>),
@@ -64,7 +64,7 @@ impl Groups {
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidModel`] if it names a group that is not there.
-    pub(super) fn from_list(list: &Part, cols: usize, num: usize) -> Result<Self> {
+    pub(super) fn from_list(list: &ComponentTensor, cols: usize, num: usize) -> Result<Self> {
         list.of_type(&[Dtype::I32, Dtype::U32])?.of_shape(&[cols])?;
         let groups: Vec<u32> = (0..cols).map(|col| list.word(col)).collect();
         if let Some(col) = groups.iter().position(|group| *group as usize >= num) {
@@ -102,13 +102,13 @@ pub(super) struct Integers<C> {
     codes: C,
     groups: Groups,
     scales: Scales,
-    /// What scales are multiplied by.
+    /// The factor of scales.
     factor: f32,
-    form: Form,
+    packed_type: PackedType,
 }
 
 impl<C: Codes> Integers<C> {
-    /// The parts have to fit together.
+    /// The tensors have to match.
     pub(super) fn new(codes: C, groups: Groups, scales: Scales, factor: f32) -> Self {
         let (all, zeros) = (codes.code_range(), codes.zero_range());
         let [least, most] = [all.start() - zeros.end(), all.end() - zeros.start()];
@@ -116,7 +116,7 @@ impl<C: Codes> Integers<C> {
             |dtype: &&(DType, RangeInclusive<i16>)| dtype.1.contains(&least) && dtype.1.contains(&most);
         let types = [(DType::Q4_0, -8..=7), (DType::Q5_0, -16..=15), (DType::Q8_0, -128..=127)];
         let cols = codes.shape().last().copied().unwrap_or(0);
-        let form = match types.iter().find(fits) {
+        let packed_type = match types.iter().find(fits) {
             Some((dtype, _)) if cols.is_multiple_of(BLOCK_LEN) && groups.are_whole_blocks(cols) => {
                 let part = match &scales {
                     Scales::Grid(grid) => grid.part(),
@@ -127,12 +127,12 @@ impl<C: Codes> Integers<C> {
                     _ => (0..part.num_elements()).all(|index| is_f16(part.float(index) * factor)),
                 };
                 let fidelity = if is_exact { Fidelity::Exact } else { Fidelity::RoundedScales };
-                Form { dtype: *dtype, fidelity }
+                PackedType { dtype: *dtype, fidelity }
             }
-            Some(_) => Form::encoded("its groups of columns are no whole blocks of 32", cols),
-            None => Form::encoded("its codes less their zeros have more than eight bits", cols),
+            Some(_) => PackedType::encoded("its groups of columns are no whole blocks of 32", cols),
+            None => PackedType::encoded("its codes less their zeros have more than eight bits", cols),
         };
-        Self { codes, groups, scales, factor, form }
+        Self { codes, groups, scales, factor, packed_type }
     }
 
     fn scale(&self, row: usize, group: usize) -> f32 {
@@ -157,8 +157,8 @@ impl<C: Codes> Codec for Integers<C> {
         self.codes.shape()
     }
 
-    fn form(&self) -> Form {
-        self.form
+    fn packed_type(&self) -> PackedType {
+        self.packed_type
     }
 
     fn rows_at_once(&self) -> usize {
@@ -188,8 +188,8 @@ impl<C: Codes> Codec for Integers<C> {
     }
 
     fn blocks(&self, row: usize, values: &mut [f32], out: &mut [u8]) -> Result<()> {
-        let dtype = self.form.dtype;
-        if let Fidelity::Encoded(_) = self.form.fidelity {
+        let dtype = self.packed_type.dtype;
+        if let Fidelity::Encoded(_) = self.packed_type.fidelity {
             self.values(row, values);
             return blocks::quantize(dtype, values, out);
         }
@@ -199,7 +199,7 @@ impl<C: Codes> Codec for Integers<C> {
         for ((index, codes), out) in blocks_of_codes.zip(out.chunks_exact_mut(dtype.block_bytes())) {
             let group = self.groups.of(index * BLOCK_LEN);
             let zero = self.codes.zero(row, group);
-            // In range, or the form would be another one.
+            // In range, or the format would be another one.
             let codes = codes.map(|code| (code - zero) as i8);
             blocks::pack(dtype, self.scale(row, group), &codes, out)?;
         }
@@ -207,7 +207,7 @@ impl<C: Codes> Codec for Integers<C> {
     }
 }
 
-/// Codes of so many bits each, one behind the other in words whose lowest bits come first.
+/// Codes of this many bits each, one after the other in words whose lowest bits come first.
 pub(super) fn unpack(bits: usize, words: impl IntoIterator<Item = u32>, out: &mut [i16]) {
     let mask = (1_u64 << bits) - 1;
     let (mut buffer, mut have) = (0_u64, 0);
@@ -234,16 +234,16 @@ pub(super) fn unpack_one(bits: usize, word: impl Fn(usize) -> u32, index: usize)
 /// Codes in 32-bit words along the rows: compressed-tensors' `pack-quantized`.
 #[derive(Debug)]
 struct Compressed {
-    words: Part,
+    words: ComponentTensor,
     bits: usize,
     shape: Vec<usize>,
     /// `[rows · bits / 32, groups]`, packed along the columns.
-    zeros: Option<Part>,
+    zeros: Option<ComponentTensor>,
     zero_range: RangeInclusive<i16>,
 }
 
 /// # Errors
-/// If the parts do not fit together.
+/// If the tensors do not match.
 pub(super) fn open_compressed(module: &Module<'_>, config: &QuantConfig) -> Result<Box<dyn Codec>> {
     let words = module.need(".weight_packed")?.of_type(&[Dtype::I32])?;
     let shape = shape_of(module.need(".weight_shape")?)?;
@@ -270,7 +270,7 @@ pub(super) fn open_compressed(module: &Module<'_>, config: &QuantConfig) -> Resu
         Some(zeros) => return Err(zeros.wrong_shape("zeros of a stack of matrices cannot be read")),
     };
     let groups = match module.get(".weight_g_idx") {
-        // Lists that nobody has filled have -1 everywhere.
+        // Unused lists have -1 everywhere.
         Some(list) if !list.bytes().iter().all(|byte| *byte == 255) => {
             Groups::from_list(list, cols, num_groups)?
         }
@@ -282,7 +282,7 @@ pub(super) fn open_compressed(module: &Module<'_>, config: &QuantConfig) -> Resu
 }
 
 /// The numbers of a tensor that holds a shape.
-fn shape_of(part: &Part) -> Result<Vec<usize>> {
+fn shape_of(part: &ComponentTensor) -> Result<Vec<usize>> {
     part.of_type(&[Dtype::I64, Dtype::I32])?;
     let len = if part.dtype() == Dtype::I64 { 8 } else { 4 };
     let sizes: Vec<usize> = part
@@ -294,14 +294,14 @@ fn shape_of(part: &Part) -> Result<Vec<usize>> {
     let num = sizes.iter().try_fold(1_usize, |num, size| num.checked_mul(*size));
     if sizes.len() < 2 || num.is_none_or(|num| num == 0 || num > isize::MAX as usize) {
         return Err(Error::invalid_model(format!(
-            "tensor {:?} says {sizes:?}, which is no shape",
+            "tensor {:?} has {sizes:?}, which is not a shape",
             part.name()
         )));
     }
     Ok(sizes)
 }
 
-fn zero_of(zeros: &Part, bits: usize, row: usize, group: usize) -> i16 {
+fn zero_of(zeros: &ComponentTensor, bits: usize, row: usize, group: usize) -> i16 {
     let num_groups = zeros.shape()[1];
     unpack_one(bits, |index| zeros.word(index * num_groups + group), row)
 }
@@ -350,13 +350,13 @@ impl Codes for Compressed {
 #[derive(Debug)]
 pub(super) struct Bytes {
     pub(super) method: &'static str,
-    pub(super) weight: Part,
-    /// Of the same places as scales.
-    pub(super) zeros: Option<(Part, ScaleGrid)>,
+    pub(super) weight: ComponentTensor,
+    /// Of the same positions as scales.
+    pub(super) zeros: Option<(ComponentTensor, ScaleGrid)>,
 }
 
 /// # Errors
-/// If the parts do not fit together.
+/// If the tensors do not match.
 pub(super) fn open_bytes(module: &Module<'_>, config: &QuantConfig) -> Result<Box<dyn Codec>> {
     let weight = module.need(".weight")?;
     if weight.shape().len() < 2 || weight.num_elements() == 0 {

@@ -1,9 +1,9 @@
 //! Matrices that other programs have quantised, in folders of safetensors.
 //!
-//! A method keeps a matrix as several tensors: codes, scales, zeros. Here they become one matrix under its canonical
-//! name, which is read row by row: as values, or as blocks of a type that holds the same values. What the tensors are
-//! decides how they are read; `config.json` says only what they do not. A matrix that is wrong is an error when it is
-//! asked for, which names the tensor. This module knows no model and converts nothing by itself.
+//! A method stores a matrix as several tensors: codes, scales, zeros. Here they become one matrix under its canonical
+//! name, which is read row by row: as values, or as blocks of a type that holds the same values. The tensors decide how
+//! they are read; `config.json` only supplies what they leave open. An invalid matrix is an error when it is requested,
+//! which names the tensor. This module does not depend on models and converts nothing by itself.
 
 mod awq;
 mod bitsandbytes;
@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::names;
 pub(super) use config::QuantConfig;
-pub(super) use module::Part;
+pub(super) use module::ComponentTensor;
 use module::{ENDINGS, Module, Role};
 use packed::Codec;
 pub(super) use packed::{Fidelity, PackedTensor};
@@ -34,7 +34,7 @@ use crate::{Error, Result};
 pub(super) struct PackedTensors {
     /// By canonical name, or the file's own for those that have none.
     tensors: BTreeMap<String, Result<PackedTensor>>,
-    /// Positions, in the list that was given, of tensors that are parts of one of them or that nothing needs.
+    /// Indices, in the given list, of tensors that belong to one of them or that are not needed.
     parts: BTreeSet<usize>,
     /// Number of scales for a quantised cache.
     num_cache_scales: usize,
@@ -44,7 +44,7 @@ pub(super) struct PackedTensors {
 
 impl PackedTensors {
     /// Finds them among all tensors of a folder.
-    pub(super) fn find(parts: &[Part], config: &QuantConfig) -> Self {
+    pub(super) fn find(parts: &[ComponentTensor], config: &QuantConfig) -> Self {
         let mut modules = BTreeMap::<&str, Module<'_>>::new();
         let mut found = Self { rounds_activations: config.rounds_activations(), ..Self::default() };
         let by_name: BTreeMap<_, _> =
@@ -55,7 +55,7 @@ impl PackedTensors {
             });
             let Some((stem, ending, role)) = ending else { continue };
             match role {
-                Role::Part => {
+                Role::Component => {
                     modules.entry(stem).or_insert_with(|| Module::new(stem)).add(ending, index, part)
                 }
                 Role::Activation => {
@@ -74,9 +74,9 @@ impl PackedTensors {
                 module.add("", *index, part);
             }
             let Some(codec) = open(module, config) else {
-                // Beside weights that were left as they are, scales have no meaning.
+                // Scales are ignored if the weights are not quantised.
                 if module.is_dense(".weight") {
-                    found.parts.extend(module.indices_beside(".weight"));
+                    found.parts.extend(module.sibling_indices(".weight"));
                 }
                 continue;
             };
@@ -124,7 +124,7 @@ impl PackedTensors {
         }
     }
 
-    /// What has to be said of them. `is_converted` says that the user has chosen a type for the matrices.
+    /// Notices about them. `is_converted`: the user has chosen a type for the matrices.
     pub(super) fn notices(&self, is_converted: bool) -> Vec<String> {
         let mut notices = Vec::new();
         let mut changed = BTreeMap::<(&str, String), usize>::new();
@@ -162,7 +162,7 @@ impl PackedTensors {
     }
 }
 
-/// How the parts of a module are read; none if they are no quantised matrix.
+/// The reader of a module's tensors; none if they are not a quantised matrix.
 fn open(module: &Module<'_>, config: &QuantConfig) -> Option<Result<Box<dyn Codec>>> {
     let open: fn(&Module<'_>, &QuantConfig) -> Result<Box<dyn Codec>> = if module.has(".qweight") {
         match awq::is_packed_like_this(module, config) {

@@ -1,4 +1,4 @@
-//! The tensors of a folder by the module that they belong to, and what is asked of them.
+//! The tensors of a folder by module, with lookups by suffix.
 
 use std::collections::BTreeMap;
 
@@ -9,45 +9,45 @@ use super::fp8;
 use crate::weights::SharedBytes;
 use crate::{Error, Result};
 
-/// What a tensor with a certain ending is for.
+/// The role of a tensor with a certain suffix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
-    /// A part of a matrix.
-    Part,
+    /// A tensor of a matrix.
+    Component,
     /// About activations that are rounded.
     Activation,
     /// About keys and values that are rounded.
     Cache,
 }
 
-/// The endings of names behind that of the module, the longer one first where one ends like another.
+/// The endings of names after that of the module, the longer one first where one ends like another.
 pub(super) const ENDINGS: [(&str, Role); 35] = [
     // GPTQ and AWQ.
-    (".qweight", Role::Part),
-    (".qzeros", Role::Part),
-    (".scales", Role::Part),
-    (".g_idx", Role::Part),
+    (".qweight", Role::Component),
+    (".qzeros", Role::Component),
+    (".scales", Role::Component),
+    (".g_idx", Role::Component),
     // compressed-tensors, FP8.
-    (".weight_packed", Role::Part),
-    (".weight_scale", Role::Part),
-    (".weight_scale_inv", Role::Part),
-    (".weight_scale_2", Role::Part),
-    (".weight_zero_point", Role::Part),
-    (".weight_shape", Role::Part),
-    (".weight_g_idx", Role::Part),
-    (".weight_global_scale", Role::Part),
+    (".weight_packed", Role::Component),
+    (".weight_scale", Role::Component),
+    (".weight_scale_inv", Role::Component),
+    (".weight_scale_2", Role::Component),
+    (".weight_zero_point", Role::Component),
+    (".weight_shape", Role::Component),
+    (".weight_g_idx", Role::Component),
+    (".weight_global_scale", Role::Component),
     // bitsandbytes.
-    (".weight.absmax", Role::Part),
-    (".weight.quant_map", Role::Part),
-    (".weight.nested_absmax", Role::Part),
-    (".weight.nested_quant_map", Role::Part),
-    (".weight.quant_state.bitsandbytes__nf4", Role::Part),
-    (".weight.quant_state.bitsandbytes__fp4", Role::Part),
-    (".SCB", Role::Part),
-    (".weight_format", Role::Part),
+    (".weight.absmax", Role::Component),
+    (".weight.quant_map", Role::Component),
+    (".weight.nested_absmax", Role::Component),
+    (".weight.nested_quant_map", Role::Component),
+    (".weight.quant_state.bitsandbytes__nf4", Role::Component),
+    (".weight.quant_state.bitsandbytes__fp4", Role::Component),
+    (".SCB", Role::Component),
+    (".weight_format", Role::Component),
     // Matrices of experts in one tensor, whose names have no ending of their own.
-    ("_blocks", Role::Part),
-    ("_scale_inv", Role::Part),
+    ("_blocks", Role::Component),
+    ("_scale_inv", Role::Component),
     (".input_scale", Role::Activation),
     (".input_global_scale", Role::Activation),
     (".input_zero_point", Role::Activation),
@@ -58,22 +58,22 @@ pub(super) const ENDINGS: [(&str, Role); 35] = [
     (".q_scale", Role::Cache),
     (".kv_scale", Role::Cache),
     (".output_scale", Role::Cache),
-    ("_scales", Role::Part),
-    ("_scale", Role::Part),
-    (".weight", Role::Part),
+    ("_scales", Role::Component),
+    ("_scale", Role::Component),
+    (".weight", Role::Component),
 ];
 
 /// A tensor of a file.
 #[derive(Debug, Clone)]
-pub(in crate::weights) struct Part {
+pub(in crate::weights) struct ComponentTensor {
     name: String,
     dtype: Dtype,
     shape: Vec<usize>,
     bytes: SharedBytes,
 }
 
-impl Part {
-    /// `bytes` have to be what the type and the shape ask for.
+impl ComponentTensor {
+    /// `bytes` must match the type and the shape.
     pub(in crate::weights) fn new(name: &str, dtype: Dtype, shape: &[usize], bytes: SharedBytes) -> Self {
         Self { name: name.to_owned(), dtype, shape: shape.to_vec(), bytes }
     }
@@ -157,7 +157,7 @@ impl Part {
         if self.shape == shape { Ok(self) } else { Err(self.wrong_shape(format!("{shape:?} is needed"))) }
     }
 
-    /// The error for a shape that does not fit; `needed` says what would.
+    /// The error for a shape that does not match; `needed` is the expected one.
     pub(super) fn wrong_shape(&self, needed: impl std::fmt::Display) -> Error {
         Error::invalid_model(format!("tensor {:?} has the shape {:?}, but {needed}", self.name, self.shape))
     }
@@ -165,7 +165,7 @@ impl Part {
     /// Rows and columns of a matrix.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidModel`] if it is none, or one of nothing.
+    /// [`crate::ErrorKind::InvalidModel`] if it is not a matrix, or an empty one.
     pub(super) fn matrix(&self) -> Result<[usize; 2]> {
         match self.shape[..] {
             [rows, cols] if rows > 0 && cols > 0 => Ok([rows, cols]),
@@ -174,15 +174,15 @@ impl Part {
     }
 }
 
-/// What to do about a form of weights that cannot be read.
+/// The hint for a weight format that is not supported.
 pub(super) const WAY_OUT: &str =
-    "use the model in its unquantised form, with --quantization to make it smaller, or as a GGUF file";
+    "use the unquantised model, with --quantization to make it smaller, or a GGUF file";
 
-/// The parts of one matrix, by the ends of their names.
+/// The tensors of one matrix, by the suffixes of their names.
 #[derive(Debug)]
 pub(super) struct Module<'a> {
     stem: &'a str,
-    parts: BTreeMap<&'static str, (usize, &'a Part)>,
+    parts: BTreeMap<&'static str, (usize, &'a ComponentTensor)>,
 }
 
 impl<'a> Module<'a> {
@@ -190,26 +190,26 @@ impl<'a> Module<'a> {
         Self { stem, parts: BTreeMap::new() }
     }
 
-    pub(super) fn add(&mut self, ending: &'static str, index: usize, part: &'a Part) {
+    pub(super) fn add(&mut self, ending: &'static str, index: usize, part: &'a ComponentTensor) {
         self.parts.insert(ending, (index, part));
     }
 
-    /// The part of the names that all have.
+    /// The common prefix of the names.
     pub(super) fn stem(&self) -> &'a str {
         self.stem
     }
 
-    /// Positions of the parts.
+    /// Indices of the tensors.
     pub(super) fn indices(&self) -> impl Iterator<Item = usize> {
         self.parts.values().map(|(index, _)| *index)
     }
 
-    /// Those of the parts with another ending.
-    pub(super) fn indices_beside(&self, ending: &str) -> impl Iterator<Item = usize> {
+    /// The tensors with another suffix.
+    pub(super) fn sibling_indices(&self, ending: &str) -> impl Iterator<Item = usize> {
         self.parts.iter().filter(move |(own, _)| **own != ending).map(|(_, (index, _))| *index)
     }
 
-    pub(super) fn parts(&self) -> impl Iterator<Item = &'a Part> {
+    pub(super) fn parts(&self) -> impl Iterator<Item = &'a ComponentTensor> {
         self.parts.values().map(|(_, part)| *part)
     }
 
@@ -217,19 +217,19 @@ impl<'a> Module<'a> {
         self.parts.contains_key(ending)
     }
 
-    pub(super) fn get(&self, ending: &str) -> Option<&'a Part> {
+    pub(super) fn get(&self, ending: &str) -> Option<&'a ComponentTensor> {
         self.parts.get(ending).map(|(_, part)| *part)
     }
 
-    /// The part with this ending.
+    /// The tensor with this suffix.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidModel`] if there is none.
-    pub(super) fn need(&self, ending: &str) -> Result<&'a Part> {
+    pub(super) fn need(&self, ending: &str) -> Result<&'a ComponentTensor> {
         self.get(ending).ok_or_else(|| {
-            let beside = self.parts().next().map(|part| part.name()).unwrap_or_default();
+            let sibling = self.parts().next().map(|part| part.name()).unwrap_or_default();
             Error::invalid_model(format!(
-                "tensor \"{}{ending}\" is missing, without which {beside:?} means nothing",
+                "tensor \"{}{ending}\" is missing, which {sibling:?} needs",
                 self.stem
             ))
             .with_hint("the files are damaged or not complete; fetch them again")
@@ -240,7 +240,7 @@ impl<'a> Module<'a> {
     ///
     /// # Errors
     /// If they are missing or no floats.
-    pub(super) fn need_floats(&self, ending: &str) -> Result<&'a Part> {
+    pub(super) fn need_floats(&self, ending: &str) -> Result<&'a ComponentTensor> {
         let part = self.need(ending)?;
         if part.is_float() { Ok(part) } else { part.of_type(&[Dtype::F32, Dtype::F16, Dtype::BF16]) }
     }

@@ -3,11 +3,11 @@
 use std::fmt::Debug;
 use std::ops::Range;
 
-use super::module::{Module, Part};
+use super::module::{ComponentTensor, Module};
 use crate::weights::{DType, blocks};
 use crate::{Error, Result};
 
-/// How near the type that a matrix is kept in comes to what the file means.
+/// The accuracy of the type that a matrix is kept in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::weights) enum Fidelity {
     /// The same values.
@@ -18,14 +18,14 @@ pub(in crate::weights) enum Fidelity {
     Encoded(&'static str),
 }
 
-/// The type that a matrix is kept in where nobody asks for another one.
+/// The default type of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Form {
+pub(super) struct PackedType {
     pub(super) dtype: DType,
     pub(super) fidelity: Fidelity,
 }
 
-impl Form {
+impl PackedType {
     /// With other codes, for this reason: of eight bits, or in half precision where rows are no whole blocks.
     pub(super) fn encoded(why: &'static str, cols: usize) -> Self {
         let fits = cols.is_multiple_of(DType::Q8_0.block_len());
@@ -33,7 +33,7 @@ impl Form {
     }
 }
 
-/// Reads the rows of a matrix. All that could be wrong with its parts was checked before.
+/// Reads the rows of a matrix. Its tensors were checked before.
 pub(super) trait Codec: Debug + Send + Sync {
     /// The method, in words.
     fn method(&self) -> String;
@@ -42,9 +42,9 @@ pub(super) trait Codec: Debug + Send + Sync {
     fn shape(&self) -> Vec<usize>;
 
     /// The type to keep it in.
-    fn form(&self) -> Form;
+    fn packed_type(&self) -> PackedType;
 
-    /// How many rows lie so close together that they should be read one after the other.
+    /// The number of rows that are interleaved and should be read in sequence.
     fn rows_at_once(&self) -> usize {
         1
     }
@@ -52,25 +52,25 @@ pub(super) trait Codec: Debug + Send + Sync {
     /// The values of a row, counted over all matrices of the tensor.
     fn values(&self, row: usize, out: &mut [f32]);
 
-    /// The row as blocks of the type of [`Self::form`].
+    /// The row as blocks of the type of [`Self::packed_type`].
     ///
     /// # Errors
-    /// If a value has no place in that type.
+    /// If that type cannot represent a value.
     fn blocks(&self, row: usize, values: &mut [f32], out: &mut [u8]) -> Result<()> {
         self.values(row, values);
-        blocks::quantize(self.form().dtype, values, out)
+        blocks::quantize(self.packed_type().dtype, values, out)
     }
 }
 
-/// A matrix, or a stack of them, that is kept in a file in a form of its own.
+/// A matrix, or a stack of them, in a file's own format.
 #[derive(Debug)]
 pub(in crate::weights) struct PackedTensor {
     name: String,
     method: String,
     shape: Vec<usize>,
-    form: Form,
+    packed_type: PackedType,
     num_bytes: usize,
-    parts: Vec<Part>,
+    parts: Vec<ComponentTensor>,
     codec: Box<dyn Codec>,
 }
 
@@ -80,7 +80,7 @@ impl PackedTensor {
             name: name.to_owned(),
             method: codec.method(),
             shape: codec.shape(),
-            form: codec.form(),
+            packed_type: codec.packed_type(),
             num_bytes: module.parts().map(|part| part.bytes().len()).sum(),
             parts: module.parts().cloned().collect(),
             codec,
@@ -102,16 +102,16 @@ impl PackedTensor {
         &self.shape
     }
 
-    /// The type that it is kept in where nobody asks for another one.
+    /// Its default type.
     pub(in crate::weights) fn dtype(&self) -> DType {
-        self.form.dtype
+        self.packed_type.dtype
     }
 
     pub(in crate::weights) fn fidelity(&self) -> Fidelity {
-        self.form.fidelity
+        self.packed_type.fidelity
     }
 
-    /// Bytes of all its parts.
+    /// Bytes of all its tensors.
     pub(in crate::weights) fn num_bytes(&self) -> usize {
         self.num_bytes
     }
@@ -121,7 +121,7 @@ impl PackedTensor {
         self.shape[..self.shape.len() - 1].iter().product()
     }
 
-    /// Bytes in the file of some of the rows: those of pieces add up to those of the whole.
+    /// Bytes in the file of some of the rows: those of chunks add up to those of the whole.
     pub(in crate::weights) fn bytes_of(&self, rows: &Range<usize>) -> usize {
         let before =
             |row: usize| (self.num_bytes as u128 * row as u128 / self.num_rows().max(1) as u128) as usize;
@@ -143,7 +143,7 @@ impl PackedTensor {
     /// Some rows as `dtype`. `values` is memory for a row.
     ///
     /// # Errors
-    /// If a value has no place in that type.
+    /// If that type cannot represent a value.
     pub(in crate::weights) fn convert(
         &self,
         rows: Range<usize>,
@@ -154,7 +154,7 @@ impl PackedTensor {
         values.resize(self.row_len(), 0.0);
         let row_bytes = dtype.row_bytes(self.row_len())?;
         for (row, out) in rows.zip(out.chunks_exact_mut(row_bytes)) {
-            let converted = if dtype == self.form.dtype {
+            let converted = if dtype == self.packed_type.dtype {
                 self.codec.blocks(row, values, out)
             } else {
                 self.codec.values(row, values);
@@ -165,9 +165,9 @@ impl PackedTensor {
         Ok(())
     }
 
-    /// Lets the memory of its parts go.
+    /// Releases the memory of its tensors.
     pub(in crate::weights) fn release(&self) {
-        self.parts.iter().for_each(Part::release);
+        self.parts.iter().for_each(ComponentTensor::release);
     }
 
     fn row_len(&self) -> usize {

@@ -1,4 +1,4 @@
-//! The forms of other programs, against the values that they stand for.
+//! The formats of other programs, against the values that they encode.
 
 use std::path::Path;
 
@@ -11,14 +11,14 @@ use crate::weights::blocks;
 use crate::weights::{Checkpoint, DType, Quantization, Quantizer};
 
 /// Name, type, shape and bytes.
-type Part = (String, Dtype, Vec<usize>, Vec<u8>);
+type ComponentTensor = (String, Dtype, Vec<usize>, Vec<u8>);
 
-/// A matrix in one of the forms.
+/// A matrix in one of the formats.
 #[derive(Clone)]
 struct Case {
     name: String,
     config: Value,
-    parts: Vec<Part>,
+    parts: Vec<ComponentTensor>,
     golden: Vec<f32>,
 }
 
@@ -71,11 +71,11 @@ impl Case {
             (name.clone(), TensorView::new(*dtype, shape.clone(), data).unwrap())
         });
         write("model.safetensors", &safetensors::serialize(views, None).unwrap());
-        // What is mapped stays when the folder goes.
+        // The mapping outlives the folder.
         Checkpoint::open(folder.path())
     }
 
-    fn part(&mut self, ending: &str) -> &mut Part {
+    fn part(&mut self, ending: &str) -> &mut ComponentTensor {
         self.parts.iter_mut().find(|(name, ..)| name.ends_with(ending)).unwrap()
     }
 }
@@ -107,7 +107,7 @@ fn values_are_those_that_the_formats_mean() {
     }
 }
 
-/// What loading makes of a matrix of each form, and whether it is the same.
+/// The type that a matrix of each format is loaded as, and whether it is exact.
 #[test]
 fn own_types_hold_what_they_can() {
     for (name, dtype, fidelity) in [
@@ -196,7 +196,7 @@ fn a_type_that_was_asked_for_is_made_from_the_values() {
     }
 }
 
-/// Damage is an error that names a tensor, when it is asked for and before loading.
+/// Damage is an error that names a tensor, when it is read and before loading.
 #[test]
 fn damaged_parts_are_named() {
     let check = |name: &str, expected: &[&str], damage: &dyn Fn(&mut Case)| {
@@ -212,7 +212,7 @@ fn damaged_parts_are_named() {
     };
     let remove =
         |ending: &'static str| move |case: &mut Case| case.parts.retain(|(name, ..)| !name.ends_with(ending));
-    // Half as many rows of another shape, of as many bytes as that takes.
+    // Half as many rows of another shape, with the bytes that it takes.
     let shorten = |ending: &'static str| {
         move |case: &mut Case| {
             let (_, _, shape, data) = case.part(ending);
@@ -244,7 +244,7 @@ fn damaged_parts_are_named() {
     check("w4a16", &["up_proj.weight_packed", "weight_shape is [16, 640]"], &|case| {
         case.part(".weight_shape").3[8..16].copy_from_slice(&640_u64.to_le_bytes());
     });
-    check("w4a16", &["up_proj.weight_shape", "no shape"], &|case| case.part(".weight_shape").3.fill(255));
+    check("w4a16", &["up_proj.weight_shape", "not a shape"], &|case| case.part(".weight_shape").3.fill(255));
     check("w4a16", &["up_proj.weight_scale", "[15, 2]"], &shorten(".weight_scale"));
     check("w4a16_zeros", &["up_proj.weight_zero_point", "[1, 2]"], &shorten(".weight_zero_point"));
     check("w8a8", &["up_proj.weight_scale", "[15, 1]"], &shorten(".weight_scale"));
@@ -264,7 +264,7 @@ fn damaged_parts_are_named() {
     check("int8", &["up_proj.weight_format", "certain GPUs"], &|case| case.part(".weight_format").3.fill(1));
 }
 
-/// Whatever is wrong with a part, the matrix is an error or some values.
+/// For every damage of a tensor, the matrix is an error or some values.
 #[test]
 fn any_damage_is_an_error_or_a_value() {
     let read = |case: &Case| {
@@ -276,7 +276,7 @@ fn any_damage_is_an_error_or_a_value() {
         let names: Vec<_> = checkpoint.tensor_names().map(str::to_owned).collect();
         names.iter().all(|name| {
             let Ok(tensor) = checkpoint.tensor(name) else { return false };
-            // Stored words stay as they are.
+            // Stored words are unchanged.
             !tensor.is_packed()
                 || tensor.to_f32().is_ok_and(|values| values.len() == tensor.num_elements())
                     && quantizer.quantize(std::slice::from_ref(&tensor), &|_| ()).is_ok()
@@ -285,8 +285,8 @@ fn any_damage_is_an_error_or_a_value() {
     let (mut num_values, mut num_errors) = (0, 0);
     for case in cases() {
         for index in 0..case.parts.len() {
-            let size = |part: &Part| part.2.iter().product::<usize>().max(1);
-            let damages: [&dyn Fn(&mut Part); 7] = [
+            let size = |part: &ComponentTensor| part.2.iter().product::<usize>().max(1);
+            let damages: [&dyn Fn(&mut ComponentTensor); 7] = [
                 &|part| part.3.fill(0),
                 &|part| part.3.fill(255),
                 &|part| part.2.reverse(),
@@ -318,7 +318,7 @@ fn any_damage_is_an_error_or_a_value() {
     assert!(num_values > 100 && num_errors > 100, "{num_values} values, {num_errors} errors");
 }
 
-/// A form that nobody here has heard of is named, with the way out.
+/// An unknown format is named, with the way out.
 #[test]
 fn unknown_methods_are_named() {
     let bytes = vec![0_u8; 64];
@@ -336,7 +336,7 @@ fn unknown_methods_are_named() {
     assert!(error.hint().unwrap().contains("GGUF"), "{error:?}");
 }
 
-/// Scales for what is not rounded here are told of, and what was left dense is as it is.
+/// Scales without quantised weights are reported, and dense tensors stay dense.
 #[test]
 fn activations_caches_and_dense_weights() {
     let mut case = case("w8a8");
@@ -349,7 +349,7 @@ fn activations_caches_and_dense_weights() {
     case.parts.push(("lm_head.weight_scale".to_owned(), Dtype::F32, vec![1], 9.0_f32.to_le_bytes().to_vec()));
     let checkpoint = case.open().unwrap();
     checkpoint.ensure_supported().unwrap();
-    // A head that stands alone is the embedding too.
+    // A separate head is also the embedding.
     assert_eq!(checkpoint.tensor_names().collect::<Vec<_>>(), ["token_embd.weight", NAME]);
     assert_eq!(checkpoint.tensor("token_embd.weight").unwrap().to_f32().unwrap(), [1.0, 2.0]);
     let notices = checkpoint.notices(false);
@@ -358,7 +358,7 @@ fn activations_caches_and_dense_weights() {
     }
 }
 
-/// Older programs wrote a file of its own, without the name of the method.
+/// Older programs wrote a separate file, without the name of the method.
 #[test]
 fn older_files_have_the_configuration() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,7 @@
 use proptest::prelude::*;
 
+use std::fs;
+
 use super::*;
 
 fn file(header: &str, data: &[u8]) -> Vec<u8> {

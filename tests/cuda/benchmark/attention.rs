@@ -10,7 +10,7 @@ use tinyvllm::{Error, Result};
 
 use super::{BLOCK_SIZE, Bench, filled, step};
 
-/// Keys and values of so many bytes are not in a cache of the device when their turn comes again.
+/// Keys and values of this many bytes are not in a cache of the device when their turn comes again.
 const COLD_BYTES: usize = 128 << 20;
 
 /// Tokens that are put into the cache at a time.
@@ -47,7 +47,7 @@ impl Heads {
         filled(context, num_tokens, (self.num_heads + 2 * self.num_kv_heads) * self.head_dim)
     }
 
-    /// The cache of so many sequences of this length.
+    /// The cache of this many sequences of this length.
     fn cache(
         self,
         context: &Context,

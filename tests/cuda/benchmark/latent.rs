@@ -1,4 +1,4 @@
-//! Attention over latent rows, and the products of experts.
+//! Attention over latent rows, and the matmuls of experts.
 
 use tinyvllm::Result;
 use tinyvllm::config::{Activation, ExpertsConfig, LatentAttentionConfig, ModelConfig, RopeConfig, Scoring};
@@ -38,7 +38,7 @@ fn stack(context: &Context, dtype: DType, num: usize, rows: usize, cols: usize) 
 }
 
 impl Bench<'_> {
-    /// Attention of one token of many sequences and of one, and of a prompt; and the products around it.
+    /// Attention of one token of many sequences and of one, and of a prompt; and the matmuls around it.
     pub(super) fn latent(&mut self) -> Result<()> {
         const PROMPT: usize = 2048;
         let latent = LatentAttentionConfig {
@@ -233,12 +233,12 @@ impl Bench<'_> {
         };
         let norm = RmsNorm { weight: Vector::new(&self.context, noise(3, HIDDEN))?, eps: 1e-6 };
         for num_rows in [1, 4, 8, 32, 512, 4096] {
-            let max_places = Routing::max_places(&config, num_rows);
+            let max_slots = Routing::max_slots(&config, num_rows);
             let mut routing = Routing::new(&self.context, &config, num_rows)?;
-            let mut scratch = LinearScratch::new(&self.context, max_places, HIDDEN.max(INTERMEDIATE))?;
+            let mut scratch = LinearScratch::new(&self.context, max_slots, HIDDEN.max(INTERMEDIATE))?;
             let mut x = filled(&self.context, num_rows, HIDDEN)?;
-            let mut inside = Buffer::new(&self.context, max_places, INTERMEDIATE)?;
-            let mut products = Buffer::new(&self.context, max_places, HIDDEN)?;
+            let mut inside = Buffer::new(&self.context, max_slots, INTERMEDIATE)?;
+            let mut projected = Buffer::new(&self.context, max_slots, HIDDEN)?;
             let context = &self.context;
             let num_calls = if num_rows < 100 { 4 * NUM_LAYERS } else { NUM_LAYERS };
             let routed = self.seconds(num_calls, |_| {
@@ -251,7 +251,7 @@ impl Bench<'_> {
             })?;
             let down = self.seconds(num_calls, |index| {
                 let (_, _, down) = &layers[index % NUM_LAYERS];
-                experts_residual(context, &mut scratch, &routing, &inside, down, &mut products, &mut x)
+                experts_residual(context, &mut scratch, &routing, &inside, down, &mut projected, &mut x)
             })?;
             let of_one = dtype.row_bytes(HIDDEN)? * INTERMEDIATE;
             // Those that are chosen, if tokens choose by themselves.

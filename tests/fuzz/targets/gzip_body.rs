@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tinyvllm::server::unpack_body;
+use tinyvllm_server::unpack_body;
 
 const LIMIT: usize = 1 << 16;
 

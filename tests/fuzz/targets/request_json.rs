@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tinyvllm::server::read_charged;
+use tinyvllm_server::read_charged;
 
 const LIMIT: usize = 1 << 20;
 

@@ -1,9 +1,9 @@
-//! Any bytes as those of a ZeroMQ peer, in pieces: an error, or frames that were in them and commands that can be read,
+//! Any bytes as those of a ZeroMQ peer, in chunks: an error, or frames that were in them and commands that can be read,
 //! in a bounded memory.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tinyvllm::server::zmtp::{Broken, Command, MAX_FRAME_BYTES, Reader};
+use tinyvllm_server::zmtp::{Broken, Command, MAX_FRAME_BYTES, Reader};
 
 /// Takes what is complete. Returns whether there was a greeting, and how many bytes the frames had.
 fn take(reader: &mut Reader, is_greeted: &mut bool) -> Result<usize, Broken> {
@@ -24,15 +24,15 @@ fn take(reader: &mut Reader, is_greeted: &mut bool) -> Result<usize, Broken> {
 }
 
 fuzz_target!(|input: &[u8]| {
-    // The first byte says how long the pieces are.
+    // The first byte says how long the chunks are.
     let Some((&first, mut bytes)) = input.split_first() else { return };
-    let piece = usize::from(first) * 19 + 1;
+    let chunk = usize::from(first) * 19 + 1;
     let (mut reader, mut is_greeted, mut num_taken) = (Reader::default(), false, 0);
     let num_bytes = reader.num_bytes();
     while !bytes.is_empty() {
         let space = reader.space();
         assert!(!space.is_empty(), "what is not complete leaves space");
-        let length = piece.min(space.len()).min(bytes.len());
+        let length = chunk.min(space.len()).min(bytes.len());
         space[..length].copy_from_slice(&bytes[..length]);
         reader.filled(length);
         bytes = &bytes[length..];

@@ -1,7 +1,7 @@
 //! From a kernel source to a shared object, by way of clang, once for each content.
 //!
-//! Objects lie in cargo's folder for the temporary files of tests, in a folder named after everything that
-//! goes into them. A folder appears there whole or not at all, so processes need not know of each other.
+//! Objects are in cargo's folder for the temporary files of tests, in a folder named after all of their inputs. A
+//! folder appears there atomically, so processes need no other coordination.
 
 use std::collections::HashMap;
 use std::fs;
@@ -71,14 +71,14 @@ impl Variant {
     }
 }
 
-/// clang of a version that knows everything that is asked of it.
+/// A version of clang that supports every option in use.
 #[derive(Debug)]
 pub(crate) struct Compiler {
     program: &'static str,
     version: String,
 }
 
-/// What the kernels' language is a dialect of.
+/// The base language of the kernels' dialect.
 const LANGUAGE: &str = "-std=c++14";
 
 /// C++ for this machine.
@@ -96,8 +96,8 @@ const RUN_FLAGS: [&str; 11] = [
     "-nostdinc",
 ];
 
-/// What is an error when a library is checked. Where signs are converted the bits stay, and kernels do so wherever they
-/// count with an `int`. The lines of another style are the preprocessor's.
+/// Warnings that are errors when a library is checked. Conversions of signs keep the bits, and kernels use them
+/// wherever they count with an `int`. The preprocessor emits line markers of another style.
 const WARNINGS: [&str; 8] = [
     "-Wall",
     "-Wextra",
@@ -113,7 +113,7 @@ const WARNINGS: [&str; 8] = [
 const ADDRESS_SPACE_FLAGS: [&str; 5] =
     ["-x", "clcpp", "-cl-std=clc++2021", "-cl-no-stdinc", "--target=x86_64-linux-gnu"];
 
-/// The oldest that is known to compile the shim in all modes.
+/// The oldest version known to compile the shim in all modes.
 const MIN_VERSION: u32 = 19;
 
 static COMPILER: LazyLock<Option<Compiler>> = LazyLock::new(|| {
@@ -149,11 +149,11 @@ impl Compiler {
         slot.get_or_init(|| self.load(text, variant).map(Arc::new)).clone()
     }
 
-    /// Whether the language accepts a library, as far as clang knows: as C++14 without warnings, and as OpenCL C++, whose
-    /// address spaces and vectors are those of the language.
+    /// Whether the language accepts a library, as far as clang can check: as C++14 without warnings, and as OpenCL C++,
+    /// whose address spaces and vectors are those of the language.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The compiler's messages.
     pub(crate) fn check_language(&self, text: &str) -> Result<(), String> {
         let check = |name, mode, flags: &[&str]| {
             let rewritten = self.rewrite(text, mode)?;
@@ -224,9 +224,9 @@ impl Compiler {
     }
 
     fn rewrite(&self, text: &str, mode: Mode) -> Result<Rewritten, String> {
-        // Kernels for NVIDIA's GPUs keep to what C++ allows.
+        // Kernels for NVIDIA's GPUs use only standard C++.
         let is_metal = !text.contains("#define FOR_NVIDIA");
-        // The library's headers are the shim's; what is left for the preprocessor are macros and conditions.
+        // The library's headers are the shim's; for the preprocessor remain macros and conditions.
         let text: String = text
             .lines()
             .map(|line| {

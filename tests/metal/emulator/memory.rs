@@ -1,4 +1,4 @@
-//! Buffers of the emulator: allocations of exactly the wanted size, and pages of mapped files.
+//! Buffers of the emulator: allocations of exactly the requested size, and pages of mapped files.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
@@ -12,7 +12,7 @@ use tinyvllm::{Error, ErrorKind, Result};
 
 const ALIGNMENT: usize = 256;
 
-/// What the host holds of a buffer. Queued work holds the memory as well.
+/// The host's handle of a buffer. Queued work holds the memory as well.
 #[derive(Debug)]
 pub(crate) struct Handle(pub(crate) Arc<Memory>);
 
@@ -37,7 +37,7 @@ pub(crate) struct Memory {
     at: NonNull<u8>,
     len: usize,
     owner: Owner,
-    /// What the checks keep for each byte.
+    /// The state of the checks for each byte.
     shadow: OnceLock<Shadow>,
 }
 
@@ -52,8 +52,8 @@ struct Shadow {
     layout: Layout,
 }
 
-/// Shadows that nobody has any more. What they say of launches that are over means nothing, so they need no zeros to be used
-/// again; new pages took nearly half the time of a checked run on tensor cores.
+/// Shadows for reuse. Entries of earlier launches are ignored, so they need not be zeroed; fresh pages took nearly half
+/// the time of a checked run on tensor cores.
 #[derive(Default)]
 struct Pool {
     shadows: Vec<Shadow>,
@@ -92,7 +92,7 @@ impl Pool {
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
-// SAFETY: as above; one in the pool is nobody's.
+// SAFETY: as above; one in the pool is unused.
 unsafe impl Send for Shadow {}
 
 impl Memory {
@@ -149,14 +149,14 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // What the pool gives back is freed when it is unlocked.
+        // Memory from the pool is freed when it is unlocked.
         let shadow = self.shadow.take();
         let rest = shadow.and_then(|shadow| Pool::lock().put(shadow));
         drop(rest);
         if let Owner::Allocation(_) = self.owner
             && let Ok(layout) = Layout::from_size_align(self.len, ALIGNMENT)
         {
-            // SAFETY: allocated with this layout, and nobody else has the address any more.
+            // SAFETY: allocated with this layout, and no other code has the address any more.
             unsafe { dealloc(self.at.as_ptr(), layout) };
         }
     }

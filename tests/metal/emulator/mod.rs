@@ -1,9 +1,9 @@
 //! A GPU that executes the kernels of `metal_kernels` on this machine's processor.
 //!
-//! clang compiles the `.metal` sources as they are, a small run time runs each thread as a fibre, and the
-//! launch code cannot tell the difference: it sees a [`Gpu`]. What Apple's documentation forbids is an error
-//! here, although a GPU might let it pass. What it cannot see: whether Apple's compiler takes the sources, how
-//! fast they are, and how a GPU rounds.
+//! clang compiles the `.metal` sources unchanged, a small run time runs each thread as a fibre, and the launch code
+//! uses it as a [`Gpu`] like any other. Violations of Apple's documentation are errors here, although a GPU might
+//! tolerate them. The emulator cannot show whether Apple's compiler accepts the sources, how fast they are, and how a
+//! GPU rounds.
 
 mod compiler;
 mod memory;
@@ -32,8 +32,8 @@ pub(crate) use sanitized::{is_sanitized, run_again};
 use memory::{Handle, Memory};
 use object::{Object, RawBinding, RawConstant, RawLaunch};
 
-/// Threadgroups are numbered through all launches of the process, so that what is remembered of an earlier
-/// one is never taken for this one's.
+/// Threadgroups are numbered through all launches of the process, so that entries of an earlier one are never mistaken
+/// for this one's.
 static NEXT_SERIAL: AtomicU32 = AtomicU32::new(1);
 
 /// When queued work is done.
@@ -56,7 +56,7 @@ pub(crate) struct Emulator {
     working_set_bytes: u64,
     largest_buffer: usize,
     limits: PipelineLimits,
-    patience: Duration,
+    dispatch_budget: Duration,
     num_cores: usize,
     replaced: HashMap<&'static str, String>,
     left_out: Option<(&'static str, usize)>,
@@ -105,7 +105,7 @@ impl Emulator {
             skip("clang++ 19 or later is not installed: the Metal kernels are not tested");
             return None;
         };
-        // There, what could go wrong has to go wrong in the sanitizers' eyes.
+        // There, every possible violation has to be one that the sanitizers detect.
         let variant = if is_sanitized() { Variant::Sanitized } else { variant };
         Some(Self {
             compiler,
@@ -116,7 +116,7 @@ impl Emulator {
             working_set_bytes: 4 << 30,
             largest_buffer: usize::MAX,
             limits: PipelineLimits::APPLE,
-            patience: Duration::MAX,
+            dispatch_budget: Duration::MAX,
             num_cores: NUM_CORES,
             replaced: HashMap::new(),
             left_out: None,
@@ -160,7 +160,7 @@ impl Emulator {
         self
     }
 
-    /// How many threads run as one. It is what pipelines say; they run as ever.
+    /// The simdgroup size that pipelines report; execution does not change.
     pub(crate) fn with_num_cores(self, num_cores: usize) -> Self {
         Self { num_cores, ..self }
     }
@@ -171,17 +171,17 @@ impl Emulator {
     }
 
     /// How long a dispatch may take. By default no launch is divided.
-    pub(crate) fn with_patience(self, patience: Duration) -> Self {
-        Self { patience, ..self }
+    pub(crate) fn with_dispatch_budget(self, dispatch_budget: Duration) -> Self {
+        Self { dispatch_budget, ..self }
     }
 
-    /// Compiles `text` in the place of a library's own.
+    /// Compiles `text` instead of a library's own.
     pub(crate) fn with_text(mut self, library: &Library, text: String) -> Self {
         self.replaced.insert(library.name, text);
         self
     }
 
-    /// Leaves out one barrier of a library, by its place in [`Self::barriers`], as if it had been deleted.
+    /// Leaves out one barrier of a library, by its index in [`Self::barriers`], as if it had been deleted.
     pub(crate) fn without_barrier(self, library: &Library, barrier: usize) -> Self {
         Self { left_out: Some((library.name, barrier)), ..self }
     }
@@ -194,7 +194,7 @@ impl Emulator {
     /// The names of all kernels of a library.
     ///
     /// # Errors
-    /// What is wrong with the library.
+    /// The compiler's messages about the library.
     pub(crate) fn kernels(&self, library: &Library) -> Result<Vec<String>> {
         Ok(self.object(library)?.kernels().map(str::to_owned).collect())
     }
@@ -202,15 +202,15 @@ impl Emulator {
     /// The barriers of a library.
     ///
     /// # Errors
-    /// What is wrong with the library.
+    /// The compiler's messages about the library.
     pub(crate) fn barriers(&self, library: &Library) -> Result<Vec<Barrier>> {
         Ok(self.object(library)?.barriers.clone())
     }
 
-    /// Whether the language accepts a library, as [`Compiler::check_language`] says.
+    /// Whether the language accepts a library, see [`Compiler::check_language`].
     ///
     /// # Errors
-    /// What is wrong.
+    /// The compiler's messages.
     pub(crate) fn check_language(&self, library: &Library) -> Result<()> {
         self.compiler.check_language(&self.text(library)).map_err(Error::internal)
     }
@@ -284,7 +284,7 @@ impl Emulator {
     }
 }
 
-/// Says what is not tested, for everybody to see.
+/// Reports untested code, also without a failure.
 ///
 /// # Panics
 /// If the variable `TINYVLLM_REQUIRE_EMULATOR` is set.
@@ -294,8 +294,8 @@ fn skip(message: &str) {
     drop(writeln!(std::io::stderr(), "skipped: {message}"));
 }
 
-/// The barriers of a library that `cases` do not miss: each is left out in turn, and the checks or the cases'
-/// own assertions have to find it in one of three orders.
+/// The barriers of a library that `cases` do not need: each is left out in turn, and the checks or the cases' own
+/// assertions have to fail in one of three orders.
 pub(crate) fn barriers_without_need(
     library: &Library,
     cases: impl Fn(&Arc<Emulator>) -> Result<()>,
@@ -337,8 +337,8 @@ impl Gpu for Emulator {
         self.limits.max_memory
     }
 
-    fn patience(&self) -> Duration {
-        self.patience
+    fn dispatch_budget(&self) -> Duration {
+        self.dispatch_budget
     }
 
     fn allocate(&self, len: usize, placement: Placement) -> Result<GpuBuffer> {
@@ -417,7 +417,7 @@ impl Gpu for Emulator {
             return Err(Error::internal("a write to the pages of a file"));
         }
         let at = checked_range(memory, offset, bytes.len())?;
-        // SAFETY: the range is inside the memory, which nobody else accesses while the queue is locked.
+        // SAFETY: the range is inside the memory, which no other code accesses while the queue is locked.
         unsafe { at.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(())
     }
@@ -459,7 +459,7 @@ fn checked_range(memory: &Memory, offset: usize, len: usize) -> Result<*mut u8> 
     Ok(memory.at().wrapping_add(offset))
 }
 
-/// Bindings that Metal would reject, and sizes beyond what is emulated.
+/// Bindings that Metal would reject, and sizes beyond the emulator's limits.
 fn checked(launch: &Launch<'_>) -> Result<Work, String> {
     let Launch { args, buffers, threadgroup_memory, grid, num_threads, .. } = *launch;
     let sides = grid.map(|side| u32::try_from(side).unwrap_or(u32::MAX));

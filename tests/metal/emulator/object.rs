@@ -1,5 +1,5 @@
 //! A compiled library: kernels and the run time in one shared object, loaded for the life of the process. The run time has
-//! room for one launch, so threads that launch at the same time each get a copy of it.
+//! space for one launch, so threads that launch at the same time each get a copy of it.
 //!
 //! The structures are those of `shim/abi.hpp` and `runtime/state.hpp`.
 
@@ -33,7 +33,7 @@ pub(crate) struct RawBinding {
     pub(crate) base: *mut u8,
     pub(crate) len: u64,
     pub(crate) offset: u64,
-    /// What is kept for each byte; null if nothing is.
+    /// The state of each byte; null without checks.
     pub(crate) shadow: *mut u8,
     /// Bit 0: may be read; bit 1: may be written.
     pub(crate) access: u64,
@@ -58,7 +58,7 @@ pub(crate) enum Order {
     Random(u64),
 }
 
-/// What one launch consists of. Sizes and counts are within the limits of the device.
+/// The arguments of one launch. Sizes and counts are within the limits of the device.
 #[derive(Debug)]
 pub(crate) struct RawLaunch<'a> {
     pub(crate) kernel: usize,
@@ -114,7 +114,7 @@ pub(crate) struct Object {
     copies: Mutex<Copies>,
 }
 
-/// What is loaded of an object, each with memory of its own.
+/// Loaded copies of an object, each with its own memory.
 #[derive(Debug)]
 struct Copies {
     idle: Vec<Loaded>,
@@ -128,11 +128,11 @@ struct Loaded {
     shadow_size: usize,
 }
 
-// SAFETY: the pointers are to constants of what is loaded and never unloaded, and whoever launches has it alone.
+// SAFETY: the pointers are to constants of an object that is never unloaded, and only one launch uses it at a time.
 unsafe impl Send for Loaded {}
 
 impl Object {
-    /// Loads what `compiler` wrote.
+    /// Loads the output of `compiler`.
     pub(crate) fn load(path: &Path, barriers: Vec<Barrier>) -> Result<Self, String> {
         let loaded = Loaded::load(path)?;
         Ok(Self {
@@ -152,7 +152,7 @@ impl Object {
         self.copies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One that nobody uses.
+    /// An unused one.
     fn take(&self) -> Result<Loaded, String> {
         let mut copies = self.copies();
         if let Some(loaded) = copies.idle.pop() {
@@ -173,21 +173,21 @@ impl Object {
     /// Runs a kernel to its end.
     ///
     /// # Errors
-    /// What the run time says.
+    /// The run time's message.
     ///
     /// # Safety
-    /// The bindings are of memory with these lengths and, unless they are null, of shadows with
-    /// `shadow_size` bytes for each byte, which nobody else accesses meanwhile. A kernel that leaves its
-    /// buffers does what it does, unless the object checks accesses.
+    /// The bindings are of memory with these lengths and, unless they are null, of shadows with `shadow_size` bytes for
+    /// each byte, which no other code accesses at the same time. Kernels are not kept inside their buffers, unless the
+    /// object checks accesses.
     pub(crate) unsafe fn launch(&self, launch: &RawLaunch<'_>) -> Result<(), String> {
         let loaded = self.take()?;
-        // SAFETY: as is said above.
+        // SAFETY: the caller's guarantees.
         let result = unsafe { loaded.launch(launch) };
         self.copies().idle.push(loaded);
         result.map_err(|message| self.with_lines(&message))
     }
 
-    /// Puts lines in the place of addresses, which are written `@1a2b@`.
+    /// Puts lines instead of addresses, which are written `@1a2b@`.
     fn with_lines(&self, message: &str) -> String {
         let mut text = String::new();
         for (number, part) in message.split('@').enumerate() {
@@ -204,7 +204,7 @@ impl Object {
 impl Loaded {
     fn load(path: &Path) -> Result<Self, String> {
         let name = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|error| error.to_string())?;
-        // SAFETY: the object is the run time and kernels of this project; loading it runs no code of its own.
+        // SAFETY: the object has the run time and kernels of this project; loading it runs no code of its own.
         let handle = unsafe { dlopen(name.as_ptr(), RTLD_NOW) };
         if handle.is_null() {
             // SAFETY: after a failure the message is a string that stays until the next call in this thread.
@@ -267,8 +267,7 @@ impl Loaded {
             message: message.as_mut_ptr(),
             message_len: message.len() as u64,
         };
-        // SAFETY: the structure is what the run time expects and outlives the call; the caller answers for
-        // the memory.
+        // SAFETY: the structure has the run time's type and outlives the call; the caller guarantees the memory.
         if unsafe { (self.launch)(&raw const of_run_time) } == 0 {
             return Ok(());
         }

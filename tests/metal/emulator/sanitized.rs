@@ -1,4 +1,4 @@
-//! Tests once more in a process with clang's address and undefined-behaviour sanitizers.
+//! Runs tests again in a process with clang's address and undefined-behaviour sanitizers.
 //!
 //! The sanitizers replace the allocator, so they have to be in a process from its start: it is this test
 //! program again, with the run time loaded before it.
@@ -28,8 +28,8 @@ pub(crate) fn run_again(filter: &str) -> Option<Result<String, String>> {
         super::skip("clang 19 with its sanitizers is not installed: they do not see the Metal kernels");
         return None;
     };
-    // Stacks of fibres that are left behind are no leaks. The sanitizer would look for a program that finds lines,
-    // and an `llvm-symbolizer` of another version finds none, so lines are found here.
+    // Abandoned stacks of fibres are not leaks. The sanitizer would start a program to find lines, and an
+    // `llvm-symbolizer` of another version finds none, so lines are found here.
     let options = "detect_leaks=0:detect_stack_use_after_return=0:handle_segv=1:exitcode=99:symbolize=0";
     let command = env::current_exe().map(|program| {
         Command::new(program)
@@ -48,13 +48,13 @@ pub(crate) fn run_again(filter: &str) -> Option<Result<String, String>> {
     Some(if output.status.success() { Ok(text) } else { Err(text) })
 }
 
-/// Puts the line of a kernel behind each `(object.so+0x1a2b)`.
+/// Puts the line of a kernel after each `(object.so+0x1a2b)`.
 fn with_lines(report: &str) -> String {
     let mut text = String::with_capacity(report.len());
     for frame in report.lines() {
         text.push_str(frame);
-        let place = frame.split_once('(').and_then(|(_, rest)| rest.split_once(".so+0x"));
-        if let Some((object, rest)) = place
+        let frame_location = frame.split_once('(').and_then(|(_, rest)| rest.split_once(".so+0x"));
+        if let Some((object, rest)) = frame_location
             && let Some(line) =
                 line(Path::new(&format!("{object}.so")), rest.split(')').next().unwrap_or(rest))
         {

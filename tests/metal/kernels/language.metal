@@ -48,7 +48,7 @@ ROW_SUMS("row_sums_f16", half)
 ROW_SUMS("row_sums_bf16", bfloat)
 
 // out = a · bᵀ + 1, all 8 by 8; the result goes through threadgroup memory.
-[[kernel]] void matrix_product(
+[[kernel]] void matrix_matmul(
     device const half* a [[buffer(1)]],
     device const float* b [[buffer(2)]],
     device float* out [[buffer(3)]],

@@ -1,4 +1,4 @@
-// Kernels that take more registers than a thread of an Apple GPU has, or memory in the place of registers.
+// Kernels that take more registers than a thread of an Apple GPU has, or memory instead of registers.
 #include <metal_stdlib>
 using namespace metal;
 

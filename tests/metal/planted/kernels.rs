@@ -1,6 +1,6 @@
-//! Defects of kernels: a part of a source and what stands in its place.
+//! Defects of kernels: a fragment of a source and its replacement.
 //!
-//! All of a library's are compiled into one object, each behind a condition, and a launch says which of them shows.
+//! All defects of a library are compiled into one object, each behind a condition, and a launch selects the active one.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,13 +12,13 @@ use tinyvllm::self_test::Family;
 
 use super::{Emulator, Variant};
 
-/// The tables, by family. `== file` begins the defects of a file; behind a colon may be parts of the names of checks that
-/// are likely to notice these, which come first. Each is a line that says what is wrong, lines with
-/// `- ` and what is in the file, and lines with `+ ` and what stands there instead: an expression, or statements,
-/// which end with `;` or `}` and may be replaced with nothing. If there are backticks around a part, only that part is
-/// replaced, and the rest says which of several it is.
+/// The tables, by family. `== file` begins the defects of a file; substrings of the names of checks that are likely to
+/// notice them may follow a colon, and those checks come first. A defect is a line that describes it, lines with `- ` and
+/// the file's text, and lines with `+ ` and the replacement: an expression, or statements, which end with `;` or `}` and
+/// may be replaced with nothing. If there are backticks in the text, only the text between them is replaced, and the rest
+/// makes it unique.
 pub(super) const TABLES: [(Family, &str); 6] = [
-    (Family::Products, include_str!("products.txt")),
+    (Family::Matmul, include_str!("matmul.txt")),
     (Family::Rows, include_str!("rows.txt")),
     (Family::Attention, include_str!("attention.txt")),
     (Family::Latent, include_str!("latent.txt")),
@@ -26,11 +26,11 @@ pub(super) const TABLES: [(Family, &str); 6] = [
     (Family::Sampling, include_str!("sampling.txt")),
 ];
 
-/// Where kernels lie that all GPUs have, and what is for NVIDIA's only.
+/// The folders of kernels for all GPUs, and of those for NVIDIA's only.
 pub(super) const METAL_FOLDER: &str = "metal_kernels";
 pub(super) const CUDA_FOLDER: &str = "src/ops/gpu/device/cuda/kernels";
 
-/// Ends the description of a defect that reads or writes what is not its own: the checked build finds it.
+/// Marks the description of a defect that accesses foreign memory: the checked build finds it.
 const OUT_OF_BOUNDS: &str = "(out of bounds)";
 
 struct Defect {
@@ -38,7 +38,7 @@ struct Defect {
     file: &'static str,
     likely: Vec<&'static str>,
     what: &'static str,
-    /// What is in the file, once.
+    /// The original text, which the file has once.
     text: String,
     /// The part of it that is replaced.
     part: Range<usize>,
@@ -55,7 +55,7 @@ impl Planted {
     /// None where there is no emulator.
     ///
     /// # Panics
-    /// If a table cannot be read, or if what it says is not in the file, or not once.
+    /// If a table is invalid, or if the file does not have a text exactly once.
     pub(super) fn new(tables: &[(Family, &'static str)]) -> Option<Self> {
         Emulator::new(Variant::Fast)?;
         let defects: Vec<Defect> = tables.iter().flat_map(|(family, table)| parse(*family, table)).collect();
@@ -63,7 +63,7 @@ impl Planted {
         for file in files(&defects) {
             let folder = if is_for_nvidia(file) { CUDA_FOLDER } else { METAL_FOLDER };
             let source = fs::read_to_string(in_project(folder).join(file)).unwrap();
-            // Headers come first, and are in the text of a library as they are in their files.
+            // Headers come first, and the text of a library includes them unchanged.
             let begin = source.rfind("#include").unwrap_or(0);
             let body = &source[begin + source[begin..].find('\n').unwrap()..];
             let with_defects = plant(body, file, &defects);
@@ -80,9 +80,9 @@ impl Planted {
     /// A device with all defects planted, of which one shows, or none.
     ///
     /// # Panics
-    /// If what the defect is in does not compile, which would fail every check.
+    /// If the changed source does not compile, which would fail every check.
     pub(super) fn device(&self, defect: Option<usize>) -> Option<Emulator> {
-        // What leaves its memory would take the tests with it.
+        // Accesses outside a buffer would crash the tests.
         let leaves = defect.is_some_and(|defect| self.defects[defect].what.ends_with(OUT_OF_BOUNDS));
         let mut gpu = Emulator::new(if leaves { Variant::Checked } else { Variant::Fast })?;
         for (library, text) in libraries().zip(&self.texts) {
@@ -94,7 +94,7 @@ impl Planted {
             gpu = gpu.with_class(ChipClass::Nvidia);
         }
         for (library, text) in libraries().zip(&self.texts) {
-            // What is in a header is tried with the kernels for all GPUs.
+            // Headers are tested with the kernels for all GPUs.
             let is_tried = library.is_for_nvidia() == is_for_nvidia;
             if is_tried && text.contains(&format!("is_planted({defect})")) {
                 gpu.kernels(library).unwrap();
@@ -111,7 +111,7 @@ impl Planted {
         self.defects[defect].family
     }
 
-    /// Parts of the names of the checks that are likely to notice it.
+    /// Substrings of the names of checks that are likely to notice it.
     pub(super) fn likely(&self, defect: usize) -> &[&'static str] {
         &self.defects[defect].likely
     }
@@ -120,7 +120,7 @@ impl Planted {
         files(&self.defects)
     }
 
-    /// The table, the file and what is wrong, of which no two are the same.
+    /// The table, the file and the description, which together are unique.
     pub(super) fn name(&self, defect: usize) -> String {
         let Defect { family, file, what, .. } = &self.defects[defect];
         format!("{}: {file}: {what}", format!("{family:?}").to_lowercase())
@@ -131,7 +131,7 @@ fn libraries() -> impl Iterator<Item = &'static Library> {
     LIBRARIES.into_iter().chain(CUDA_LIBRARIES)
 }
 
-/// Whether only NVIDIA's GPUs run what is in the file.
+/// Whether only NVIDIA's GPUs run the file's kernels.
 fn is_for_nvidia(file: &str) -> bool {
     in_project(CUDA_FOLDER).join(file).is_file()
 }
@@ -180,26 +180,26 @@ fn parse(family: Family, table: &'static str) -> Vec<Defect> {
     defects
 }
 
-/// Puts all defects of `file` into its source: an expression becomes `(is_planted(7) ? (wrong) : (right))`, statements
-/// become two branches. One may lie inside another.
+/// Inserts all defects of `file` into its source: an expression becomes `(is_planted(7) ? (wrong) : (right))`,
+/// statements become two branches. Defects may be nested.
 fn plant(source: &str, file: &str, defects: &[Defect]) -> String {
     let mut insertions = Vec::new();
     for (number, defect) in defects.iter().enumerate().filter(|(_, defect)| defect.file == file) {
         let Defect { what, text, part, replacement, .. } = defect;
-        let mut places = source.match_indices(text.as_str()).map(|(at, _)| at);
-        let (Some(place), None) = (places.next(), places.next()) else {
+        let mut offsets = source.match_indices(text.as_str()).map(|(at, _)| at);
+        let (Some(offset), None) = (offsets.next(), offsets.next()) else {
             let times = source.matches(text.as_str()).count();
             panic!("{file} has {times} times what {what:?} is to change, not once: {text}");
         };
-        let (begin, end) = (place + part.start, place + part.end);
+        let (begin, end) = (offset + part.start, offset + part.end);
         let is_statement = text[part.clone()].ends_with([';', '}']);
         let (before, after) = if is_statement {
             (format!("if (is_planted({number})) {{ {replacement} }} else {{ "), " }".to_owned())
         } else {
             (format!("(is_planted({number}) ? ({replacement}) : ("), "))".to_owned())
         };
-        // At one place, what ends there comes first, the inner of two before the outer one; then what begins there,
-        // the outer one before the inner.
+        // At one offset, ends come first, the inner one before the outer one; then starts, the outer one before the
+        // inner one.
         insertions.push(((begin, 1, source.len() - part.len(), number), before));
         insertions.push(((end, 0, part.len(), defects.len() - number), after));
     }

@@ -1,7 +1,7 @@
-//! Defects of what launches kernels: a device that does something else than it is asked to.
+//! Defects of launches: a device that deviates from its commands.
 //!
-//! Whatever the host decides reaches a device through [`Gpu`]. So what a wrong line there would do is done to what
-//! comes through: another argument, another offset, a smaller grid.
+//! All decisions of the host reach a device through [`Gpu`]. So a wrong line of the host is simulated there: another
+//! argument, another offset, a smaller grid.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,16 +16,16 @@ use tinyvllm::weights::SharedBytes;
 
 use crate::emulator::Emulator;
 
-/// What is wrong with the launches of a kernel. Buffers have the numbers that they have in the kernel.
+/// The defect of a kernel's launches. Buffers have their numbers in the kernel.
 #[derive(Clone, Copy)]
 pub(super) enum Change {
     /// A word of the arguments.
     Word(usize, fn(u32) -> u32),
     /// Where a buffer begins.
     Offset(usize, fn(usize) -> usize),
-    /// The first is what the second is.
+    /// The first gets the value of the second.
     Buffer(usize, usize),
-    /// What the kernel is said to do with a buffer.
+    /// The declared use of a buffer.
     Declared(usize, Access),
     /// The threadgroups of a dimension.
     Grid(usize, fn(usize) -> usize),
@@ -33,18 +33,18 @@ pub(super) enum Change {
     Threads(fn(usize) -> usize),
     /// The bytes of threadgroup memory.
     Memory(fn(usize) -> usize),
-    /// A function constant is what it is not.
+    /// A function constant has the opposite value.
     Flag(u32),
     /// A function constant that is a number.
     Number(fn(u16) -> u16),
     /// It is another kernel, by the end of its name.
     Ending(&'static str, &'static str),
-    /// A buffer with a list: the words of a record and one of them, in as many records as the grid has in a dimension;
-    /// in all of the buffer, if there is no such dimension.
+    /// A buffer with a list: the words of a record and one of them, in the number of records that the grid has in a
+    /// dimension; in the whole buffer, if there is no such dimension.
     List(usize, [usize; 2], usize, fn(u32) -> u32),
     /// There is none.
     LeftOut,
-    /// Waiting for any is nothing.
+    /// Waits do nothing.
     NotWaitedFor,
 }
 
@@ -107,8 +107,8 @@ impl Gpu for Altered {
         self.gpu.working_set_bytes()
     }
 
-    fn patience(&self) -> Duration {
-        self.gpu.patience()
+    fn dispatch_budget(&self) -> Duration {
+        self.gpu.dispatch_budget()
     }
 
     fn allocate(&self, len: usize, placement: Placement) -> Result<GpuBuffer> {

@@ -1,4 +1,4 @@
-//! The lines of `src/ops/gpu` that could be wrong, and what that would change.
+//! The lines of `src/ops/gpu` that could be wrong, and the effects of that.
 
 use tinyvllm::ops::gpu::Access;
 use tinyvllm::self_test::Family;
@@ -11,7 +11,7 @@ pub(super) struct Lines {
     pub(super) family: Family,
     /// How the names of the kernels begin.
     pub(super) kernels: &'static str,
-    /// What is in the file, once; what is wrong with it; what that changes.
+    /// A text that the file has once; the wrong version; its effect.
     pub(super) defects: &'static [(&'static str, &'static str, Change)],
 }
 
@@ -47,11 +47,11 @@ pub(super) const LINES: [Lines; 30] = [
     Lines {
         file: "attention/grouped.rs",
         family: Family::Attention,
-        // The merge of pieces has other buffers.
+        // The merge of splits has other buffers.
         kernels: "paged_attention_f",
         defects: &[
-            ("piece_size: self.piece_size as u32,", "a piece is shorter", Word(7, |x| x - 32)),
-            ("num_pieces: num_pieces as u32,", "there is one piece", Word(8, |_| 1)),
+            ("split_size: self.split_size as u32,", "a split is shorter", Word(7, |x| x - 32)),
+            ("num_splits: num_splits as u32,", "there is one split", Word(8, |_| 1)),
             ("num_slices: num_slices as u32,", "there is one slice", Word(10, |_| 1)),
             (
                 "scale: spec.scale as f32 * LOG2_E,",
@@ -68,7 +68,7 @@ pub(super) const LINES: [Lines; 30] = [
             ("[self.sinks.is_some(), self.soft_cap.is_some()]", "no cap", Flag(1)),
             ("spec.sinks_or(Binding::read(q)),", "sinks are queries", Buffer(8, 1)),
             (
-                "let num_pieces = tokens.max_len().div_ceil(self.piece_size);",
+                "let num_splits = tokens.max_len().div_ceil(self.split_size);",
                 "whole ones",
                 Grid(0, |n| n - 1),
             ),
@@ -82,7 +82,7 @@ pub(super) const LINES: [Lines; 30] = [
                 "results are said to be read",
                 Declared(6, Access::Read),
             ),
-            ("grid: [num_pieces, pools.num_kv_heads, rows.len()],", "a row too few", Grid(2, |n| n - 1)),
+            ("grid: [num_splits, pools.num_kv_heads, rows.len()],", "a row too few", Grid(2, |n| n - 1)),
             ("let num_slices = (8 / num_chunks).clamp(1, 4);", "a slice too few", Threads(|n| n - n / 4)),
             (
                 "threadgroup_memory: (2 * num_chunks * heads + scores.max(results)) * 4,",
@@ -196,8 +196,8 @@ pub(super) const LINES: [Lines; 30] = [
         kernels: "flash_attention",
         defects: &[
             ("fn tokens_per_tile(", "a token less than are in a tile", List(5, [4, 1], 0, |x| x.max(2) - 1)),
-            ("inputs.prefill_tiles(tiles.start + piece.start);", "the first", Offset(5, |n| n / 1024 * 1024)),
-            ("grid: [piece.len(), num_kv_heads, 1],", "a tile too few", Grid(0, |n| n - 1)),
+            ("inputs.prefill_tiles(tiles.start + chunk.start);", "the first", Offset(5, |n| n / 1024 * 1024)),
+            ("grid: [chunk.len(), num_kv_heads, 1],", "a tile too few", Grid(0, |n| n - 1)),
             (
                 "let flash = Flash::of(dtype, head_dim.max(value_dim));",
                 "for smaller heads",
@@ -205,7 +205,7 @@ pub(super) const LINES: [Lines; 30] = [
             ),
             (
                 "let keys = flash.keys(gpu.tuning());",
-                "more than there is room for",
+                "more than there is space for",
                 Ending("_128_16", "_128_32"),
             ),
             (
@@ -248,7 +248,7 @@ pub(super) const LINES: [Lines; 30] = [
         defects: &[
             ("value_dim: value_dim as u32,", "eight values too few", Word(6, |x| x - 8)),
             (
-                "num_pieces: num_pieces as u32,\n            scale,\n        };\n        let merge_args",
+                "num_splits: num_splits as u32,\n            scale,\n        };\n        let merge_args",
                 "there is one",
                 Word(9, |_| 1),
             ),
@@ -258,14 +258,14 @@ pub(super) const LINES: [Lines; 30] = [
                 Word(10, |x| times(x, std::f32::consts::LN_2)),
             ),
             (
-                "let num_pieces = tokens.max_len().div_ceil(piece_size.max(1));",
+                "let num_splits = tokens.max_len().div_ceil(split_size.max(1));",
                 "whole ones",
                 Grid(1, |n| n - 1),
             ),
             ("let num_chunks = num_heads.div_ceil(HEADS);", "whole ones", Grid(0, |n| n - 1)),
-            ("grid: [num_chunks, num_pieces, num_rows],", "a row too few", Grid(2, |n| n - 1)),
+            ("grid: [num_chunks, num_splits, num_rows],", "a row too few", Grid(2, |n| n - 1)),
             ("num_threads: num_simdgroups * 32,", "a slab too few", Threads(|n| n - 32)),
-            ("let threadgroup_memory = 4 * (parts + 3 * HEADS)", "half of it", Memory(|n| n / 2)),
+            ("let threadgroup_memory = 4 * (partial_scores + 3 * HEADS)", "half of it", Memory(|n| n / 2)),
             (
                 "(Binding::read(out), Binding::write(&self.partials).at(partials_offset))",
                 "always the first",
@@ -352,7 +352,7 @@ pub(super) const LINES: [Lines; 30] = [
         kernels: "mat",
         defects: &[
             ("x_next: x_next as u32,", "the first head for all", Word(4, |_| 0)),
-            ("out_next: out_next as u32,", "all results in one place", Word(5, |_| 0)),
+            ("out_next: out_next as u32,", "all results at one address", Word(5, |_| 0)),
         ],
     },
     Lines {
@@ -416,7 +416,7 @@ pub(super) const LINES: [Lines; 30] = [
         defects: &[
             ("let args = GatedExpertsArgs {", "a choice too few", Word(1, |x| x - 1)),
             ("has_bias: biases.is_some().into(),", "no biases", Word(2, |_| 0)),
-            ("form: activation.form().to_array(),", "a slope of 0", Word(3, |_| 0)),
+            ("formula: activation.formula().to_array(),", "a slope of 0", Word(3, |_| 0)),
             ("let grid = [width.div_ceil(32), num_rows, 1];", "a token too few", Grid(1, |n| n - 1)),
             (
                 "Binding { access: Access::ReadWrite, ..gate },",
@@ -453,7 +453,7 @@ pub(super) const LINES: [Lines; 30] = [
         family: Family::Rows,
         kernels: "gated",
         defects: &[
-            ("form: activation.form().to_array()", "no third power", Word(2, |_| 0)),
+            ("formula: activation.formula().to_array()", "no third power", Word(2, |_| 0)),
             ("let buffers = [Binding::read(halves", "shifted", Offset(1, |n| n + 4)),
             ("let grid = [width.div_ceil(32), num_rows, 1];", "a row too few", Grid(1, |n| n - 1)),
         ],

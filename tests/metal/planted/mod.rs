@@ -1,10 +1,10 @@
 //! Defects that are planted on purpose, in kernels and in launches. The checks of their family have to notice each.
 //!
-//! A check that has never failed says little. Here each of them has something to find: what a slip of the pen would
-//! be, a bound that is one off, a term that is left out, the wrong one of two strides. Whoever changes a kernel sees
-//! in these tables whether the checks still look where it matters: a defect whose text is no longer in its file is
-//! an error, and so is one that nothing notices. Which check noticed each the last time is in `noticed.txt`; that all are
-//! noticed is known from `proved.rs`, until something changes that this depends on.
+//! A check that has never failed proves little. These tables give each check something to find: typical slips, a bound
+//! that is one off, a missing term, the wrong one of two strides. They show a reader who changes a kernel whether the
+//! checks still cover it: a defect whose text is no longer in its file is an error, and so is one that no check
+//! notices. `noticed.txt` has the check that noticed each defect last; `proved.rs` skips the search until something
+//! changes that its result depends on.
 
 mod kernels;
 mod launches;
@@ -34,18 +34,18 @@ use search::search;
 pub(crate) use noticed::Wanted;
 pub(crate) use search::Device;
 
-/// What shows a defect: a device that allows much, and one of few threads, which gets its launches in pieces.
+/// Devices that show defects: one that allows much, and one of few threads, whose launches are divided into chunks.
 const LARGE: &str = "large";
 const SMALL: &str = "small";
 
 /// The second of these, with as few threads as each kernel of its class is content with; for experts it has more cores, which
-/// share the tiles of all groups, and for products one, for which a matrix has tiles enough.
+/// share the tiles of all groups, and for matmuls one, for which a matrix has tiles enough.
 pub(crate) fn small(gpu: Emulator, family: Family) -> Emulator {
     let max_threads = if gpu.class() == ChipClass::Nvidia { 512 } else { 384 };
-    let gpu = gpu.with_max_threads(max_threads).with_patience(Duration::from_nanos(1));
+    let gpu = gpu.with_max_threads(max_threads).with_dispatch_budget(Duration::from_nanos(1));
     match family {
         Family::Experts => gpu.with_num_cores(12),
-        Family::Products => gpu.with_num_cores(1),
+        Family::Matmul => gpu.with_num_cores(1),
         _ => gpu,
     }
 }
@@ -57,8 +57,8 @@ fn assert_noticed_by<'a>(noticed: &Noticed, defects: impl Iterator<Item = Wanted
     assert!(survivors.is_empty(), "no check notices:\n{}", survivors.join("\n"));
 }
 
-/// As [`assert_noticed_by`], with the project's own list of what to try first: all, or those of today if it is known that
-/// all of the test are noticed.
+/// As [`assert_noticed_by`], with the project's own list of checks to try first. Tests all defects, or only today's if
+/// all are known to be noticed.
 fn assert_noticed<'a>(test: &str, defects: impl Iterator<Item = Wanted<'a>>) {
     if proved::is_known(test) {
         return assert_noticed_by(&NOTICED, defects.filter(|defect| proved::is_of_today(&defect.name)));
@@ -94,7 +94,7 @@ fn of_family(family: Family) -> impl Iterator<Item = Wanted<'static>> {
     })
 }
 
-/// Makes a test of each part of some defects, so that no processor waits for another.
+/// Makes tests from parts of some defects, so that all processors have work.
 macro_rules! tests_of_parts {
     ($($name:ident: $defects:expr, $($part:ident)+;)+) => {
         $(mod $name {
@@ -113,7 +113,7 @@ macro_rules! tests_of_parts {
 }
 
 tests_of_parts! {
-    products: of_family(Family::Products), part_1 part_2 part_3 part_4 part_5 part_6;
+    matmul: of_family(Family::Matmul), part_1 part_2 part_3 part_4 part_5 part_6;
     rows: of_family(Family::Rows), all;
     attention: of_family(Family::Attention), part_1 part_2 part_3 part_4;
     latent: of_family(Family::Latent), part_1 part_2 part_3 part_4;
@@ -128,7 +128,7 @@ fn wrong_launches() -> impl Iterator<Item = Wanted<'static>> {
     let lines = Emulator::new(Variant::Checked).map(|_| &LINES).into_iter().flatten();
     let defects = lines.flat_map(|lines| lines.defects.iter().map(move |defect| (lines, defect)));
     defects.map(|(Lines { file, family, kernels, .. }, (text, what, change))| {
-        // Whatever leaves its memory is found there, and work that nobody waits for is not done.
+        // The checked build finds accesses outside buffers, and drops work that no caller waits for.
         let gpu = || Some(Emulator::new(Variant::Checked)?.with_timing(Timing::Late));
         let altered = |gpu| Arc::new(Altered::new(gpu, kernels, *change)) as Arc<dyn Gpu>;
         Wanted {
@@ -142,7 +142,8 @@ fn wrong_launches() -> impl Iterator<Item = Wanted<'static>> {
                 (LARGE, Box::new(move || Some(altered(gpu()?)))),
                 (SMALL, Box::new(move || Some(altered(small(gpu()?, *family))))),
             ],
-            // What notices one often notices its neighbours too, and the checked build says where any goes.
+            // A check that notices one defect often notices its neighbours too, and the checked build reports its
+            // accesses.
             likely: NOTICED.checks(&format!("launches: {file}: {kernels}: ")),
         }
     })
@@ -190,13 +191,13 @@ fn every_source_of_kernels_has_defects() {
     for folder in [METAL_FOLDER, CUDA_FOLDER] {
         for entry in fs::read_dir(in_project(folder)).unwrap() {
             let file = entry.unwrap().file_name().into_string().unwrap();
-            // What the probes find is tried in their own tests.
+            // The probes have their own tests for these.
             assert!(file == "probe.metal" || planted.files().contains(&*file), "{file} has none");
         }
     }
 }
 
-/// What the panic says that `run` ends with.
+/// The message of the panic that ends `run`.
 fn panic_of(run: impl FnOnce()) -> String {
     let payload = catch_unwind(AssertUnwindSafe(run)).unwrap_err();
     payload.downcast_ref::<String>().unwrap().clone()
@@ -226,7 +227,7 @@ fn a_defect_that_is_not_noticed_or_not_there_is_an_error() {
     }
 }
 
-/// A line is where the search begins, and changes nothing about what it finds.
+/// The line only starts the search, and does not change its result.
 #[test]
 fn a_line_that_is_stale_is_replaced_by_what_notices_now() {
     let table = "== rows.metal\none\n- `i` < a.num_rows\n+ 2 * i\n";

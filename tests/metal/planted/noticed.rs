@@ -1,7 +1,7 @@
 //! Which check noticed each defect the last time, so that it alone is done for it the next time.
 //!
-//! The file is a list of what to try first and no verdict: a defect is noticed if a check fails now. If the one in the
-//! file does not, all are searched as if there were none, and who reads the output hears that its line is stale.
+//! The file lists checks to try first, and proves nothing: a defect is noticed if a check fails now. If the listed
+//! check does not fail, all are searched as if the file were empty, and the output reports that its line is stale.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -34,19 +34,19 @@ pub(crate) struct Notice {
 
 /// A defect, and where it may show.
 pub(crate) struct Wanted<'a> {
-    /// Of all defects only its own. What is before the first colon is its section.
+    /// Only those of the defect's section, the text before the first colon.
     pub(crate) name: String,
     pub(crate) family: Family,
     pub(crate) devices: Vec<Device<'a>>,
-    /// Parts of the names of checks that are searched before the others. Not what noticed others before: a check that has
-    /// never seen a defect may lead a kernel out of its memory, which only the checked build says.
+    /// Substrings of the names of checks that are searched before the others. Checks that noticed other defects are not
+    /// among them: a defect may make a check access foreign memory, which only the checked build reports.
     pub(crate) likely: Vec<String>,
 }
 
 /// The lines of the file.
 pub(crate) struct Noticed {
     path: Option<PathBuf>,
-    /// Whether anybody is to hear what is stale or missing.
+    /// Whether stale or missing lines are reported.
     says: bool,
     lines: Mutex<BTreeMap<String, Notice>>,
 }
@@ -69,7 +69,7 @@ impl Noticed {
         Self { path: None, says: false, lines: Mutex::new(parse(text)) }
     }
 
-    /// Whether any check notices a defect; says so if its line is stale.
+    /// Whether any check notices a defect; reports a stale line.
     pub(crate) fn is_noticed(&self, wanted: &Wanted<'_>) -> bool {
         let Wanted { name, family, devices, likely } = wanted;
         let known = self.lines().get(name).cloned();

@@ -14,7 +14,7 @@ use crate::oracle;
 /// A device that shows a defect: its name among the others, and how to make it. None where there is no emulator.
 pub(crate) type Device<'a> = (&'static str, Box<dyn Fn() -> Option<Arc<dyn Gpu>> + 'a>);
 
-/// Whether a check of this name is wanted.
+/// Whether a check of this name is selected.
 type Wants<'a> = &'a dyn Fn(&str) -> bool;
 
 /// Looks for a check that finds something wrong with a device, and ends the checks there.
@@ -38,7 +38,7 @@ impl Report for Search<'_> {
         if !check.passed {
             self.failure = Some(format!("{}: {}", check.name, check.detail));
             self.current = check.name;
-            // Unlike a panic, this says nothing.
+            // Unlike a panic, this prints nothing.
             resume_unwind(Box::new("noticed"));
         }
     }
@@ -52,7 +52,7 @@ impl Report for Search<'_> {
     }
 }
 
-/// The first of the wanted checks of a family that finds something wrong with a device: its name, and what it says.
+/// The first of the selected checks of a family that fails on a device: its name, and its message.
 fn first_failure(gpu: Arc<dyn Gpu>, family: Family, wants: Wants<'_>) -> Option<(String, String)> {
     let mut search = Search { wants, current: String::new(), failure: None };
     let outcome = catch_unwind(AssertUnwindSafe(|| {
@@ -62,8 +62,8 @@ fn first_failure(gpu: Arc<dyn Gpu>, family: Family, wants: Wants<'_>) -> Option<
     failure.map(|failure| (search.current, failure))
 }
 
-/// The check that notices a defect, and what it says: on the first of these devices where any does. Those that are likely
-/// to notice it come before the others.
+/// The check that notices a defect, and its message: on the first of these devices where one does. Likely ones come
+/// before the others.
 pub(super) fn search(
     devices: &[Device<'_>],
     family: Family,

@@ -32,7 +32,7 @@ fn rich() -> Option<(Page, Scripted)> {
     Some((page, server))
 }
 
-/// What can be opened beside or above the conversation; first nothing.
+/// What can be opened alongside or above the conversation; first nothing.
 const PARTS: [&str; 6] = ["", "#settings", "#key-dialog", "#shortcuts", "#panel", "#sidebar"];
 
 impl Page {
@@ -74,7 +74,7 @@ fn narrow_screens_scroll_in_one_direction() {
     }
 }
 
-/// The texts whose contrast with what is behind them is below 4.5.
+/// The texts whose contrast with their background is below 4.5.
 const FAINT: &str = "(() => {
     const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
     const parse = (colour) => {
@@ -141,7 +141,7 @@ fn texts_can_be_read_in_light_and_dark() {
 }
 
 #[test]
-fn code_is_copied_as_it_is_and_nothing_moves_for_those_who_want_no_motion() {
+fn code_is_copied_as_it_is_and_reduced_motion_is_respected() {
     let Some((page, server)) = rich() else { return };
     let rights =
         json!({"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"], "origin": server.url()});
@@ -164,7 +164,7 @@ fn code_is_copied_as_it_is_and_nothing_moves_for_those_who_want_no_motion() {
 }
 
 #[test]
-fn everything_has_a_name_for_those_who_do_not_see_it() {
+fn everything_has_a_name_for_screen_readers() {
     let Some((page, _server)) = rich() else { return };
     let roles = [
         "button",

@@ -1,4 +1,4 @@
-//! The page with the real server behind it: talking, stopping, keys, the keyboard.
+//! The page with the real server: talking, stopping, keys, the keyboard.
 
 use serde_json::json;
 
@@ -38,7 +38,7 @@ fn a_conversation_of_two_turns() {
     assert!(first.contains("blocks"), "{first}");
     let numbers = page.text(LAST_NUMBERS);
     assert!(numbers.contains(" tokens/s") && !numbers.contains("cached"), "{numbers}");
-    // What only some people ask for is behind a word.
+    // Rarely used settings are collapsed.
     let more = page.text(LAST_MORE);
     for part in ["first token after", "0 of ", "prompt tokens cached"] {
         assert!(more.contains(part), "{part} is missing in {more}");
@@ -52,7 +52,7 @@ fn a_conversation_of_two_turns() {
     assert_eq!(page.text("document.querySelector('#input').value"), "Tell me a story\nabout a lighthouse.");
     page.press("Enter");
     page.until_messages(4);
-    // It came in pieces.
+    // It came in chunks.
     assert!(page.eval("wrote.size").as_u64().unwrap() > 5);
     let numbers = page.text(LAST_MORE);
     let cached = numbers.split(" · ").find_map(|part| part.strip_suffix(" prompt tokens cached")).unwrap();
@@ -84,7 +84,7 @@ fn a_conversation_of_two_turns() {
     page.until_messages(4);
     assert_eq!(page.text("document.querySelector('#log').innerText"), before);
 
-    // Anything can be asked for again, written anew and taken back.
+    // Any message can be regenerated, rewritten and undone.
     page.click(".message:last-child .tools button[aria-label='Regenerate: answer']");
     page.until_messages(4);
     page.click(".user:nth-child(3) .tools button[aria-label='Edit message']");
@@ -202,13 +202,16 @@ fn a_key_is_asked_for_and_forgotten_with_the_tab() {
     assert!(page.eval("document.querySelector('#key-reason').hidden").as_bool().unwrap());
     page.press("Escape");
     page.until("document.querySelector('#state').textContent === 'Needs a key'");
-    // Whoever writes is asked again, and what was written is not lost.
+    // A draft is kept after a confirmation.
     page.write("What is GGUF?");
     page.press("Enter");
     page.until("document.querySelector('#key-dialog').open");
     page.write("wrong");
     page.press("Enter");
-    page.until("document.querySelector('#key-reason').textContent === 'The server did not take this key: the API key is not valid.'");
+    page.until(
+        "document.querySelector('#key-reason').textContent === 'The server did not take this key: the API \
+                key is not valid.'",
+    );
     page.until("document.querySelector('#key-dialog').open && document.querySelector('#key').value === ''");
     page.write("secret");
     page.press("Enter");

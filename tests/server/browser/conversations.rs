@@ -6,14 +6,14 @@ use serde_json::{Value, json};
 
 use super::super::client::Server;
 use super::scripted::start;
-use super::{FRAME, PATIENCE, Page};
+use super::{FRAME, Page, TIMEOUT};
 
 const NAMES: &str = "[...document.querySelectorAll('#conversations .name')].map((each) => each.textContent)";
 const TEXTS: &str = "[...document.querySelectorAll('.message .text')].map((each) => each.textContent)";
 const VERSIONS: &str = "[...document.querySelectorAll('.versions')].map((each) => each.textContent)";
 
 impl Page {
-    /// Writes a message and waits until there are so many, the last of them complete and kept.
+    /// Writes a message and waits until there are this many, the last of them complete and kept.
     #[track_caller]
     fn ask(&self, text: &str, num_messages: usize) {
         self.write(text);
@@ -22,7 +22,7 @@ impl Page {
         self.until_kept(num_messages);
     }
 
-    /// Puts this text in place of what is in the field with the cursor.
+    /// Puts this text instead of what is in the field with the cursor.
     fn rewrite(&self, text: &str) {
         self.eval("document.activeElement.select()");
         self.write(text);
@@ -43,7 +43,7 @@ impl Page {
                 std::fs::remove_file(&path).unwrap();
                 return (path, text);
             }
-            assert!(start.elapsed() < PATIENCE, "{selector} saved no file");
+            assert!(start.elapsed() < TIMEOUT, "{selector} saved no file");
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
     }
@@ -88,7 +88,7 @@ fn conversations_are_kept_found_renamed_and_deleted() {
         page.press(key);
         assert_eq!(page.text("document.activeElement.textContent"), name);
     }
-    // A name that is being changed is changed, too, when something else is clicked, which is clicked all the same.
+    // A name that is being changed is changed, too, when something else is clicked, which is clicked anyway.
     page.click("#conversations button[aria-label^='Rename']");
     page.rewrite("Of pages");
     page.click("#conversations li:nth-child(1) .name");
@@ -129,7 +129,7 @@ fn conversations_are_kept_found_renamed_and_deleted() {
 }
 
 #[test]
-fn who_wants_nothing_kept_keeps_nothing() {
+fn without_storing_nothing_is_stored() {
     let Some((page, _server)) = start(&["one", "two"]) else { return };
     page.ask("a", 2);
     page.click("#open-settings");
@@ -233,8 +233,13 @@ fn conversations_are_saved_in_files_and_read_from_them() {
     assert_eq!(import("c.md", &markdown), "1 conversation is new.");
     let read = page.eval("Library.list()[0].turns()");
     assert_eq!(read, turns);
-    assert_eq!(page.eval("[Library.list()[0].name, Library.list()[0].messages[1].reasoning, Library.list()[0].messages[1].tools]"),
-        json!(["All *of* it", "First\n\nI think", "[]"]));
+    assert_eq!(
+        page.eval(
+            "[Library.list()[0].name, Library.list()[0].messages[1].reasoning, \
+                          Library.list()[0].messages[1].tools]"
+        ),
+        json!(["All *of* it", "First\n\nI think", "[]"])
+    );
     // The messages of a request.
     let request = json!({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "q"}]},
         {"role": "assistant", "content": "r"}]});
@@ -377,7 +382,7 @@ fn tabs_know_of_each_other() {
     page.ask("a", 2);
     let address = page.text("location.href");
     let first = page.session.clone();
-    // The same conversation in another tab, which goes on with it.
+    // The same conversation in another tab, which continues it.
     page.session = page.new_tab();
     page.open(&address);
     page.until_ready();
@@ -396,7 +401,7 @@ fn tabs_know_of_each_other() {
 }
 
 #[test]
-fn the_panel_tells_of_the_server() {
+fn the_panel_shows_the_server() {
     let Some(page) = Page::start() else { return };
     let server = Server::start("");
     page.open_ready(&server);
@@ -405,7 +410,10 @@ fn the_panel_tells_of_the_server() {
     page.ask("What is GGUF?", 2);
     page.click("#open-panel");
     page.until("document.querySelectorAll('#facts dt').length > 5");
-    let facts = page.eval("Object.fromEntries([...document.querySelectorAll('#facts div')].map((each) => [...each.children].map((part) => part.textContent)))");
+    let facts = page.eval(
+        "Object.fromEntries([...document.querySelectorAll('#facts div')].map((each) => \
+                           [...each.children].map((part) => part.textContent)))",
+    );
     assert_eq!(facts["Model"], "demo");
     assert_eq!(facts["Architecture"], "LlamaForCausalLM");
     assert!(facts["Device"].as_str().unwrap().starts_with("cpu"), "{facts}");
@@ -420,13 +428,14 @@ fn the_panel_tells_of_the_server() {
 }
 
 #[test]
-fn whoever_is_at_the_end_stays_there() {
+fn a_view_at_the_end_stays_there() {
     let paragraphs =
         "A paragraph of some words that takes more than a line on a narrow screen.\n\n".repeat(60);
     let Some((page, _server)) = start(&[&paragraphs, &paragraphs, "```\nx\n```\n| a |\n|---|\n| b |"]) else {
         return;
     };
-    let gap = "(() => { const node = document.querySelector('#scroller'); return Math.abs(node.scrollHeight - node.scrollTop - node.clientHeight) <= 1; })()";
+    let gap = "(() => { const node = document.querySelector('#scroller'); return Math.abs(node.scrollHeight - \
+               node.scrollTop - node.clientHeight) <= 1; })()";
     // The buttons below the last answer can be clicked, on a phone too.
     let is_seen = "(() => {
         const box = [...document.querySelectorAll('.message .tools')].at(-1).getBoundingClientRect();
@@ -443,7 +452,7 @@ fn whoever_is_at_the_end_stays_there() {
     page.until(gap);
     page.write(&"a\n".repeat(10));
     page.until(gap);
-    // Whoever has scrolled up is left there.
+    // A view that was scrolled up stays there.
     page.eval("document.querySelector('#scroller').scrollTop = 100");
     page.until("!document.querySelector('#to-end').hidden");
     page.resize(390, 640);
@@ -452,7 +461,9 @@ fn whoever_is_at_the_end_stays_there() {
     page.click("#to-end");
     page.until(gap);
     // No text touches the edge.
-    let margins = page.eval("[...document.querySelectorAll('.message .text')].map((each) => each.getBoundingClientRect()).filter((box) => box.left < 14 || box.right > innerWidth - 14).length");
+    let margins = page.eval("[...document.querySelectorAll('.message .text')].map((each) => \
+                             each.getBoundingClientRect()).filter((box) => box.left < 14 || box.right > innerWidth \
+                             - 14).length");
     assert_eq!(margins, json!(0));
 }
 
@@ -472,7 +483,7 @@ fn the_list_lies_over_the_conversation_on_a_narrow_screen() {
     page.click("#toggle-list");
     page.click("#conversations li:nth-child(2) .name");
     page.until(&format!("({TEXTS})[1] === 'one' && document.querySelector('#sidebar').hidden"));
-    // Beside it where there is room, unless it was put away.
+    // Next to it where there is space, unless it was closed.
     page.resize(1_100, 640);
     page.until("document.querySelector('#sidebar').checkVisibility()");
     page.click("#toggle-list");

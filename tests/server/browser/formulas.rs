@@ -9,7 +9,7 @@ use super::markdown::page;
 /// TeX, and below it the MathML that it becomes.
 const FORMULAS: &str = include_str!("formulas.txt");
 
-/// Puts formulas as `⟪TeX⟫` in place of their elements, which [`FORMULAS`] is about. Displayed ones begin with `D `.
+/// Puts formulas as `⟪TeX⟫` instead of their elements, which [`FORMULAS`] is about. Displayed ones begin with `D `.
 const SHORT: &str = "(text, isOpen = false) => {
     const root = whole(text, isOpen);
     for (const math of root.querySelectorAll('math')) {
@@ -39,7 +39,7 @@ fn formulas_become_mathml() {
         num_formulas += 1;
     }
     assert!(num_formulas > 100);
-    // Around it is the source, for whoever copies it or has it read to them.
+    // Around it is the source, for copying and for screen readers.
     assert_eq!(
         page.text("whole('\\\\[ x^2 \\\\]').innerHTML"),
         "<div class=\"formula display\" tabindex=\"0\" role=\"region\" aria-label=\"Formula\"><math display=\"block\"><semantics>\
@@ -94,7 +94,7 @@ fn what_cannot_be_read_is_shown_as_it_was_written() {
 }
 
 #[test]
-fn formulas_are_told_from_other_texts() {
+fn formulas_are_distinguished_from_other_texts() {
     let Some(page) = page() else { return };
     check(
         &page,
@@ -205,7 +205,7 @@ const MIXED: &str = "A $x^2$ and $5, **b** \\(a_1\\) and\n$$\n\\frac{a}{b}\n\n+ 
     $ x^2 $\nso \\begin{align}\n- 1\n\\end{align}\n\nand $$ never\n\n```\nclosed\n```\n- $$";
 
 #[test]
-fn formulas_come_in_pieces() {
+fn formulas_come_in_chunks() {
     let Some(page) = page() else { return };
     let found = page.eval(&format!(
         "(() => {{

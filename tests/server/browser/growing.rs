@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::super::client::Server;
 use super::scripted::{Reply, start};
-use super::{PATIENCE, Page};
+use super::{Page, TIMEOUT};
 
 const TEXTS: &str = "[...document.querySelectorAll('.message .text')].map((each) => each.textContent)";
 const STATE: &str = "[...document.querySelectorAll('.assistant')].map((each) => [each.querySelector('.text').textContent, \
@@ -35,7 +35,7 @@ fn a_reload_in_the_middle_of_an_answer_loses_nothing() {
     page.write("Tell me a story");
     page.press("Enter");
     page.until(&format!("({TEXTS})[1] === 'It was a dark'"));
-    // Nothing more comes, and it is kept all the same.
+    // Nothing more comes, and it is kept anyway.
     page.until_text_kept("It was a dark");
     page.reload();
     page.until_ready();
@@ -44,7 +44,7 @@ fn a_reload_in_the_middle_of_an_answer_loses_nothing() {
     assert_eq!(page.eval(STATE), json!([["It was a dark", true, tools]]));
     page.until_kept(2);
 
-    // It is gone on with in its place.
+    // It is gone on with instead.
     server.will([Reply::Deltas(vec![content(" and stormy"), content(" night.")])]);
     page.click("button[aria-label='Continue: answer']");
     page.until(&format!("({TEXTS})[1] === 'It was a dark and stormy night.'"));
@@ -79,8 +79,8 @@ fn what_is_kept_of_a_growing_answer_is_at_most_a_second_old() {
     let start = std::time::Instant::now();
     server.release();
     page.until_text_kept("one two");
-    // A second, and the patience of a busy machine.
-    assert!(start.elapsed() < PATIENCE / 5, "{:?}", start.elapsed());
+    // A second, and a margin for a busy machine.
+    assert!(start.elapsed() < TIMEOUT / 5, "{:?}", start.elapsed());
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn an_answer_that_grows_elsewhere_is_stopped_from_here() {
     page.click("#stop");
     page.until_messages(2);
     server.wait_until_idle();
-    // And it goes on where it was left.
+    // And it continues where it stopped.
     let before = page.text("document.querySelector('.assistant .text').textContent");
     page.click("button[aria-label='Continue: answer']");
     page.until(&format!(
@@ -200,7 +200,7 @@ fn a_draft_survives_a_reload() {
     page.reload();
     page.until_ready();
     assert_eq!(page.eval(draft), json!(["", ""]));
-    // So has a message that is being written anew.
+    // So has a message that is being rewritten.
     let editor = "document.querySelector('.editor textarea').value";
     for begun in ["a", "ab"] {
         page.click(".user:nth-child(3) button[aria-label='Edit message']");

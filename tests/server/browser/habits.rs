@@ -84,7 +84,7 @@ fn the_model_names_conversations() {
     server.will_name(&"A sentence that goes on ".repeat(5));
     ask("Is it?");
     page.until_kept(2);
-    // And nobody is asked if that is not wanted.
+    // And no permission is requested if that is off.
     page.click("#open-settings");
     page.click("#names");
     page.press("Escape");
@@ -152,7 +152,7 @@ fn keys_do_what_is_done_often() {
 }
 
 #[test]
-fn fingers_have_room_and_a_button_to_send_with() {
+fn touch_targets_are_large_and_there_is_a_send_button() {
     let Some((page, _server)) = start(&["one"]) else { return };
     page.call("Emulation.setTouchEmulationEnabled", &json!({"enabled": true}));
     let size = json!({"width": 390, "height": 760, "deviceScaleFactor": 1, "mobile": true});
@@ -179,7 +179,7 @@ fn fingers_have_room_and_a_button_to_send_with() {
 }
 
 #[test]
-fn there_is_room_when_everything_is_twice_as_large() {
+fn the_page_fits_at_twice_the_text_size() {
     let Some((page, _server)) = start(&["one"]) else { return };
     page.write("a");
     page.press("Enter");
@@ -189,8 +189,8 @@ fn there_is_room_when_everything_is_twice_as_large() {
         page.resize(width, height);
         page.eval("document.querySelector('#toast').hidden = true");
         page.eval(super::FRAME);
-        let room = page.eval("document.querySelector('main').clientHeight").as_f64().unwrap();
-        assert!(room >= least, "{room} of {height}");
+        let shown = page.eval("document.querySelector('main').clientHeight").as_f64().unwrap();
+        assert!(shown >= least, "{shown} of {height}");
         page.click("#input");
         page.click("#open-settings");
         page.until("document.querySelector('#settings').open");

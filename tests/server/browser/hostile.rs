@@ -92,7 +92,7 @@ fn no_text_becomes_markup_or_script() {
     assert_eq!(page.text("document.querySelector('#model').value"), "<img src=x onerror=window.hit=1>");
     let mut count = 0;
     for (number, payload) in PAYLOADS.iter().enumerate() {
-        // As an answer in pieces of several sizes, as reasoning, as a tool's call, and as what the user writes.
+        // As an answer in chunks of several sizes, as reasoning, as a tool's call, and as what the user writes.
         let sizes = [1, 7, 1_000];
         let mut reply = Reply::text(payload, sizes[number % sizes.len()]);
         if let Reply::Deltas(deltas) = &mut reply {
@@ -192,7 +192,7 @@ fn a_store_that_others_wrote_is_read_with_care() {
 }
 
 #[test]
-fn what_goes_wrong_is_said() {
+fn failures_are_reported() {
     let Some(page) = Page::start() else { return };
     let server = Scripted::start("m");
     let loading = |share: f64| {
@@ -240,7 +240,7 @@ fn what_goes_wrong_is_said() {
         page.eval("['Loading 25 %', 'Loading 50 %', 'Ready'].map((text) => states.has(text))"),
         json!([true, true, true])
     );
-    // Questions that had no answer are one turn: templates want turns to alternate.
+    // Questions that had no answer are one turn: templates require alternating turns.
     let events = page.events.borrow();
     let sent = events.iter().filter_map(|event| event["params"]["request"]["postData"].as_str()).next_back();
     let sent: Value = serde_json::from_str(sent.unwrap()).unwrap();
@@ -272,7 +272,7 @@ fn long_answers_are_no_work_for_the_page() {
         let shown = page.text("[...document.querySelectorAll('.assistant .text')].at(-1).textContent");
         assert!(shown.len() > text.len() / 2);
         let seconds = page.processor_time() - before;
-        // Building it anew for each of the 5,000 pieces would take minutes.
+        // Building it anew for each of the 5,000 chunks would take minutes.
         assert!(seconds > 0.0 && seconds < 8.0, "{number}: {seconds} s");
     }
 }

@@ -1,4 +1,4 @@
-//! What texts become on the page, that it does not depend on the pieces in which they come, and how long it takes.
+//! What texts become on the page, that it does not depend on the chunks in which they come, and how long it takes.
 
 use serde_json::json;
 
@@ -78,7 +78,7 @@ const LONG: &str = "# A heading\n\nSome *words*, **more\nof them** and `code`.\n
     last [link](https://a.example/x) https://b.example/y. Done\n\n```js\nlet a = 1;";
 
 #[test]
-fn pieces_make_no_difference() {
+fn chunks_make_no_difference() {
     let Some(page) = page() else { return };
     let found = page.eval(&format!(
         "(() => {{

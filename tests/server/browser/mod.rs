@@ -23,9 +23,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Value, json};
 
-use super::client::{PATIENCE, Server};
+use super::client::{Server, TIMEOUT};
 
-/// What a page is told to do again and again until something holds, and for how long at most.
+/// A condition that a page evaluates again and again until it holds, and a timeout.
 const UNTIL: &str = "(condition) => new Promise((resolve, reject) => {
     const start = performance.now();
     const look = () => {
@@ -73,7 +73,7 @@ struct Page {
 }
 
 impl Page {
-    /// Starts a browser; says so and returns None if there is none and none is required.
+    /// Starts a browser; prints a line and returns None if there is none and none is required.
     fn start() -> Option<Self> {
         let Some(program) = chromium() else {
             let is_required = std::env::var_os("TINYVLLM_REQUIRE_CHROMIUM").is_some();
@@ -167,7 +167,7 @@ impl Page {
 
     #[track_caller]
     fn receive(&self) -> Value {
-        self.messages.recv_timeout(PATIENCE).expect("the browser answers")
+        self.messages.recv_timeout(TIMEOUT).expect("the browser answers")
     }
 
     /// Opens an address and waits until it is loaded.
@@ -227,7 +227,7 @@ impl Page {
         self.eval(&format!("({UNTIL})(() => ({condition}))"));
     }
 
-    /// Waits until there are so many messages and the last one is complete.
+    /// Waits until there are this many messages and the last one is complete.
     #[track_caller]
     fn until_messages(&self, count: usize) {
         self.until(&format!(
@@ -248,7 +248,7 @@ impl Page {
         records
     }
 
-    /// Waits until the latest conversation is kept with so many messages.
+    /// Waits until the latest conversation is kept with this many messages.
     #[track_caller]
     fn until_kept(&self, num_messages: usize) {
         let kept = |records: &[Value]| {
@@ -258,7 +258,7 @@ impl Page {
         self.until_records(kept, &format!("{num_messages} complete messages are kept"));
     }
 
-    /// Waits until so many conversations are kept: what a page has begun to write or to delete is lost if it is left before.
+    /// Waits until this many conversations are kept: what a page has begun to write or to delete is lost if it is left before.
     #[track_caller]
     fn until_num_kept(&self, num_conversations: usize) {
         let kept = |records: &[Value]| records.len() == num_conversations;
@@ -269,7 +269,7 @@ impl Page {
     fn until_records(&self, are_there: impl Fn(&[Value]) -> bool, what: &str) {
         let start = std::time::Instant::now();
         while !are_there(&self.records()) {
-            assert!(start.elapsed() < PATIENCE, "never: {what}");
+            assert!(start.elapsed() < TIMEOUT, "never: {what}");
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
     }
@@ -320,7 +320,7 @@ impl Page {
     /// Clicks in the middle of an element, which must be what the mouse meets there.
     #[track_caller]
     fn click(&self, selector: &str) {
-        let place = self.eval(&format!(
+        let position = self.eval(&format!(
             "(async () => {{
                 const node = document.querySelector({selector:?});
                 await {FRAME};
@@ -332,10 +332,10 @@ impl Page {
                 return node.contains(met) ? [x, y] : `at ${{x}}, ${{y}} is ${{met?.outerHTML}}`;
             }})()"
         ));
-        assert!(place.is_array(), "{selector} cannot be clicked: {place}");
+        assert!(position.is_array(), "{selector} cannot be clicked: {position}");
         for kind in ["mousePressed", "mouseReleased"] {
             let params =
-                json!({"type": kind, "x": place[0], "y": place[1], "button": "left", "clickCount": 1});
+                json!({"type": kind, "x": position[0], "y": position[1], "button": "left", "clickCount": 1});
             self.call("Input.dispatchMouseEvent", &params);
         }
     }
@@ -388,7 +388,7 @@ impl Page {
         bodies.filter(|body| body["stream"] == true).collect()
     }
 
-    /// The addresses of everything that was asked for.
+    /// The addresses of all requests.
     fn requested(&self) -> Vec<String> {
         let events = self.events.borrow();
         let requests = events.iter().filter(|event| event["method"] == "Network.requestWillBeSent");

@@ -1,4 +1,4 @@
-//! A server that serves our page and answers what a test wants.
+//! A server that serves our page and answers by a script.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,7 +15,7 @@ use super::Page;
 pub(super) enum Reply {
     /// A stream of these deltas, and its end.
     Deltas(Vec<Value>),
-    /// The first deltas; the others when the test says so.
+    /// The first deltas; the others at the test's command.
     Held(Vec<Value>, Vec<Value>),
     /// These bytes as a stream, and then the connection closes.
     Bytes(String),
@@ -34,15 +34,15 @@ pub(super) fn start(answers: &[&str]) -> Option<(Page, Scripted)> {
 }
 
 impl Reply {
-    /// An answer that comes in pieces of so many characters.
+    /// An answer that comes in chunks of this many characters.
     pub(super) fn text(text: &str, size: usize) -> Self {
         let characters: Vec<char> = text.chars().collect();
-        let pieces =
-            characters.chunks(size).map(|piece| json!({"content": piece.iter().collect::<String>()}));
-        Self::Deltas(pieces.collect())
+        let chunks =
+            characters.chunks(size).map(|chunk| json!({"content": chunk.iter().collect::<String>()}));
+        Self::Deltas(chunks.collect())
     }
 
-    /// What is sent at once, and what when the test says so.
+    /// What is sent at once, and what at the test's command.
     fn bytes(self) -> (String, Option<String>) {
         let chunks = |deltas: Vec<Value>| -> String {
             let chunk =

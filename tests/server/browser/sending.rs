@@ -28,14 +28,14 @@ fn a_prompt_that_is_too_long_stays_in_the_field() {
     assert_eq!(page.text(INPUT), long);
     assert_eq!(page.eval("document.querySelectorAll('.message').length"), json!(2));
     assert_eq!(page.records()[0]["messages"].as_array().unwrap().len(), 2);
-    // Whoever shortens it is not told any more, and can send.
+    // A shorter text has no warning any more, and can be sent.
     page.eval("document.querySelector('#input').select()");
     page.write("What is a block?");
     assert_eq!(page.text(TROUBLE), "");
     page.press("Enter");
     page.until_messages(4);
     assert_eq!(page.text(INPUT), "");
-    // The same for a message that is written anew.
+    // The same for a message that is rewritten.
     page.click(".user button[aria-label='Edit message']");
     page.eval("document.activeElement.select()");
     page.write(&long);
@@ -44,7 +44,7 @@ fn a_prompt_that_is_too_long_stays_in_the_field() {
     assert_eq!(page.text("document.querySelector('.editor textarea').value"), long);
     page.press("Escape");
     page.until_messages(4);
-    // Nothing was asked of the model that it has no room for.
+    // Nothing was sent to the model that does not fit.
     assert_eq!(page.sent().len(), 2);
     assert_eq!(page.complaints(), Vec::<String>::new());
 }
@@ -65,7 +65,7 @@ fn what_cannot_be_counted_is_not_lost() {
     page.press("Enter");
     page.until(&format!("{TROUBLE} === 'too many Try again in 7 s.'"));
     assert_eq!(page.text(INPUT), "Hello");
-    // An answer that is to be longer than what is left.
+    // An answer that is longer than the rest of the context.
     page.eval("Settings.values.max_tokens = 200");
     page.press("Enter");
     page.until(&format!("{TROUBLE}.includes('4,000 tokens and the longest answer (in the settings) 200')"));
@@ -130,7 +130,7 @@ fn errors_are_scrolled_into_view() {
     page.write("Go on");
     page.press("Enter");
     page.until_messages(2);
-    // Whoever reads further up is led to what went wrong with the last answer.
+    // A view further up gets a link to the failure of the last answer.
     page.eval("document.querySelector('#scroller').scrollTop = 0");
     page.until("!document.querySelector('#to-end').hidden");
     page.eval(

@@ -1,4 +1,4 @@
-//! Turns of a conversation: what the model is told first, how far it has read, and answers that are changed.
+//! Turns of a conversation: the system prompt, the progress of the prompt, and answers that are changed.
 
 use serde_json::json;
 
@@ -9,7 +9,7 @@ use super::scripted::{Reply, start};
 const TEXTS: &str = "[...document.querySelectorAll('.message .text')].map((each) => each.textContent)";
 const SYSTEM: &str = "document.querySelector('#system-line').textContent";
 
-/// Writes a message and waits until there are so many.
+/// Writes a message and waits until there are this many.
 fn ask(page: &Page, text: &str, count: usize) {
     page.eval("document.querySelector('#input').focus()");
     page.write(text);

@@ -10,7 +10,7 @@ use minijinja::{Environment, State, Value};
 use super::args::Args;
 use super::{Result, budget, fail, json};
 
-/// The value, and the arguments behind it.
+/// The value, and the arguments after it.
 type Filter = fn(&mut State<'_, '_>, &Value, Args) -> Result<Value>;
 
 const TOJSON: (&str, Filter) = ("tojson", json::tojson);

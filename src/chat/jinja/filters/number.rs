@@ -74,7 +74,7 @@ fn integer(_: &mut State<'_, '_>, value: &Value, args: Args) -> Result<Value> {
         if number.is_finite() && number.abs() < 1e38 { int(number.trunc() as i128) } else { default() }
     };
     match Py::of(value) {
-        Py::Undefined => Err(fail("the value is undefined, so it is no integer")),
+        Py::Undefined => Err(fail("the value is undefined, so it is not an integer")),
         Py::Int(number) => Ok(int(number)),
         Py::Bool(flag) => Ok(int(flag.into())),
         Py::Float(number) => Ok(truncated(number)),
@@ -92,7 +92,7 @@ fn integer(_: &mut State<'_, '_>, value: &Value, args: Args) -> Result<Value> {
 fn float(_: &mut State<'_, '_>, value: &Value, args: Args) -> Result<Value> {
     let args = args.bind(["default"])?;
     let number = match Py::of(value) {
-        Py::Undefined => return Err(fail("the value is undefined, so it is no float")),
+        Py::Undefined => return Err(fail("the value is undefined, so it is not a float")),
         Py::Int(number) => Some(number as f64),
         Py::Bool(flag) => Some(f64::from(u8::from(flag))),
         Py::Float(number) => Some(number),

@@ -11,8 +11,8 @@ use crate::chat::jinja::methods::by_path;
 use crate::chat::jinja::sort::try_sort;
 use crate::chat::jinja::text::{Writer, escaped, str_of};
 use crate::chat::jinja::value::{
-    Key, Part, Py, VALUE_SIZE, View, expect_str, generator, group, int, iterate, length, list, string, tuple,
-    type_name,
+    DictView, Key, Py, VALUE_SIZE, View, expect_str, generator, group, int, iterate, length, list, string,
+    tuple, type_name,
 };
 use crate::chat::jinja::{Result, budget, fail, ops, predicates};
 
@@ -105,7 +105,7 @@ fn items(_: &mut State<'_, '_>, value: &Value, args: Args) -> Result<Value> {
     args.none()?;
     match Py::of(value) {
         Py::Undefined => generator(Vec::new()),
-        Py::Dict(dict) => generator(View { dict: dict.clone(), part: Part::Items }.items()?),
+        Py::Dict(dict) => generator(View { dict: dict.clone(), part: DictView::Items }.items()?),
         _ => Err(fail("can only get item pairs from a mapping")),
     }
 }
@@ -146,7 +146,7 @@ fn batch(_: &mut State<'_, '_>, value: &Value, args: Args) -> Result<Value> {
         if let Some(fill) = args.some(1)
             && (row.len() as i128) < width
         {
-            // The list is charged once more when it is whole, and grows to twice its length.
+            // The complete list is charged again, since it grows to twice its length.
             budget::charge(size(width).saturating_mul(VALUE_SIZE * 2))?;
             row.resize(size(width), fill.clone());
         }
@@ -223,7 +223,7 @@ fn sort_key(value: &Value, attribute: Option<&Value>, case_sensitive: bool) -> R
 
 /// Sorts stably by the first of each pair.
 fn sort_pairs(pairs: Vec<(Vec<Value>, Value)>, reverse: bool) -> Result<Vec<(Vec<Value>, Value)>> {
-    // Pairs on their way, in lists of one at the beginning.
+    // Intermediate pairs, initially in lists of one.
     budget::charge(pairs.len() * VALUE_SIZE * 8)?;
     try_sort(pairs, &|(a, _), (b, _)| {
         compare_keys(a, b).map(|ordering| if reverse { ordering.reverse() } else { ordering })
@@ -330,7 +330,7 @@ fn extreme(value: &Value, args: Args, wanted: Ordering) -> Result<Value> {
     Ok(best.map_or(Value::UNDEFINED, |(_, item)| item))
 }
 
-/// What is false, such as `None`, has no items for these filters.
+/// False values, such as `None`, have no items for these filters.
 fn iterate_if_true(value: &Value) -> Result<Vec<Value>> {
     if value.is_true() { iterate(value) } else { Ok(Vec::new()) }
 }
@@ -339,7 +339,7 @@ fn map(state: &mut State<'_, '_>, value: &Value, mut args: Args) -> Result<Value
     let mut mapped = Vec::new();
     if args.positional.is_empty() && args.named.iter().any(|(name, _)| name == "attribute") {
         let args = args.bind(["attribute", "default"])?;
-        // These stand for no parameters by position.
+        // These are not positional parameters.
         for item in iterate_if_true(value)? {
             mapped.push(by_path(&item, args.required(0)?, args.get(1))?);
         }

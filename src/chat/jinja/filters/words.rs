@@ -22,7 +22,7 @@ pub(super) const FILTERS: &[(&str, Filter)] = &[
     }),
     ("format", |_, value, args| {
         if !args.positional.is_empty() && !args.named.is_empty() {
-            return Err(fail("format takes either positional or named arguments"));
+            return Err(fail("format accepts either positional or named arguments"));
         }
         let values = if args.named.is_empty() {
             crate::chat::jinja::value::tuple(args.positional)?
@@ -163,7 +163,7 @@ fn unescaped(text: &str) -> String {
         .fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
 }
 
-/// Each word with a capital; words begin behind blanks, hyphens and opening brackets.
+/// Each word with a capital; words begin after blanks, hyphens and opening brackets.
 fn title(text: &str) -> String {
     let mut titled = String::with_capacity(text.len());
     let mut at_start = true;
@@ -194,7 +194,7 @@ fn truncate(_: &mut State<'_, '_>, value: &Value, args: Args) -> Result<Value> {
         Some(_) => {}
         None => return Err(fail(format!("object of type '{}' has no length", type_name(value)))),
     }
-    let text = expect_str("what is truncated", value)?;
+    let text = expect_str("the truncated value", value)?;
     budget::afford(text.len().saturating_add(end.len()).saturating_mul(2))?;
     let kept: String = text.chars().take(length - end_length).collect();
     let kept = if args.flag(1, false) {
@@ -274,7 +274,7 @@ fn word_wrap(_: &mut State<'_, '_>, value: &Value, args: Args) -> Result<Value> 
     Ok(Value::from(output.finish()?))
 }
 
-/// Runs of blanks, and words that end behind a hyphen where that is wanted.
+/// Runs of blanks, and words that end after a hyphen if requested.
 fn chunks(line: &str, at_hyphens: bool) -> Vec<&str> {
     let mut chunks = Vec::new();
     let mut start = 0;
@@ -301,7 +301,7 @@ fn ends_in_word(text: &str) -> bool {
 
 /// Fills one line after the other, without blanks at their ends.
 fn wrap_line(line: &str, width: usize, break_words: bool, at_hyphens: bool) -> Result<Vec<String>> {
-    // A character may be a chunk, and a line of its own.
+    // A character may be a chunk, and a line.
     budget::charge(line.len().saturating_mul(size_of::<&str>() + size_of::<String>()))?;
     let is_blank = |text: &str| text.chars().all(strings::is_space);
     let mut chunks: VecDeque<&str> = chunks(line, at_hyphens).into();
@@ -313,19 +313,20 @@ fn wrap_line(line: &str, width: usize, break_words: bool, at_hyphens: bool) -> R
             chunks.pop_front();
         }
         let mut current: Vec<&str> = Vec::new();
-        let mut room = width;
+        let mut space_left = width;
         while let Some(chunk) = chunks.front()
-            && let Some(left) = room.checked_sub(chunk.chars().take(room.saturating_add(1)).count())
+            && let Some(left) =
+                space_left.checked_sub(chunk.chars().take(space_left.saturating_add(1)).count())
         {
-            room = left;
+            space_left = left;
             current.extend(chunks.pop_front());
         }
-        // Not more of a word is looked at than a line takes.
+        // Not more of a word is read than fits a line.
         if let Some(chunk) = chunks.front_mut()
             && chunk.chars().nth(width).is_some()
         {
             if break_words {
-                let at = chunk.char_indices().nth(room).map_or(chunk.len(), |(at, _)| at);
+                let at = chunk.char_indices().nth(space_left).map_or(chunk.len(), |(at, _)| at);
                 current.push(&chunk[..at]);
                 *chunk = &chunk[at..];
             } else if current.is_empty() {

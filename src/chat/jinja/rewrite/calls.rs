@@ -5,7 +5,7 @@ use super::expression::{MAX_ARGUMENTS, Node, Parser, Shape, identifier, quote};
 use crate::chat::jinja::lexer::TokenKind;
 
 impl Parser<'_> {
-    /// The arguments of a call as they are written, and how high they are.
+    /// The arguments of a call as source, and their nesting.
     fn arguments(&mut self) -> Result<(Vec<String>, usize)> {
         self.expect_op("(")?;
         self.nested(|parser| {
@@ -92,7 +92,7 @@ impl Parser<'_> {
         }
     }
 
-    /// `|name(…)|name…` behind a text.
+    /// `|name(…)|name…` after a text.
     pub(super) fn filter_chain(&mut self, value: String) -> Result<String> {
         let mut text = value;
         let mut count = 0;

@@ -1,4 +1,4 @@
-//! Expressions, read with Jinja's grammar and written with filters in the place of operators.
+//! Expressions, read with Jinja's grammar and written with filters instead of operators.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -31,18 +31,18 @@ pub(super) fn quote(text: &str) -> String {
     quoted
 }
 
-/// What an expression is, as far as what stands behind it asks.
+/// The kind of an expression, as far as the text after it depends on it.
 #[derive(Clone, PartialEq)]
 pub(super) enum Shape {
     Name(String),
-    /// The value in front of the dot, and the name behind it.
+    /// The value in front of the dot, and the name after it.
     Attribute(String, String),
     /// Ends with a filter, so that only filters may follow without parentheses.
     Filtered,
     Other,
 }
 
-/// An expression as it is written for the engine.
+/// An expression as source for the engine.
 #[derive(Clone)]
 pub(super) struct Node {
     pub(super) text: String,
@@ -224,8 +224,8 @@ impl<'t> Parser<'t> {
         Ok((None, self.targets()?))
     }
 
-    /// The parameters of a macro, with their parentheses taken off, and defaults that read other parameters: the
-    /// engine knows those only inside of the macro.
+    /// The parameters of a macro, without their parentheses, and defaults that read other parameters: the engine
+    /// resolves those only inside of the macro.
     pub(super) fn signature(&mut self) -> Result<(String, Vec<(String, String)>)> {
         self.expect_op("(")?;
         let mut parameters: Vec<String> = Vec::new();
@@ -262,7 +262,7 @@ impl<'t> Parser<'t> {
         Ok((parameters.join(", "), late))
     }
 
-    /// The call behind `{% call %}`, as a call.
+    /// The call after `{% call %}`, as a call.
     pub(super) fn plain_call(&mut self) -> Result<String> {
         self.keeps_calls = true;
         let node = self.unary(true)?;
@@ -282,7 +282,7 @@ impl<'t> Parser<'t> {
         Ok(parsed)
     }
 
-    /// Expressions with commas between them are a tuple. A condition may follow where `with_condition` says so.
+    /// Expressions with commas between them are a tuple. A condition may follow if `with_condition` is true.
     pub(super) fn tuple(&mut self, with_condition: bool, end_names: &[&str]) -> Result<Node> {
         let mut items: Vec<Node> = Vec::new();
         let mut is_tuple = false;
@@ -315,7 +315,7 @@ impl<'t> Parser<'t> {
         self.filtered(&list, filter, &[])
     }
 
-    /// An expression, with a condition behind it or not.
+    /// An expression, with a condition after it or not.
     pub(super) fn expression(&mut self) -> Result<Node> {
         let mut value = self.or()?;
         while self.skip_name("if") {
@@ -431,10 +431,10 @@ impl<'t> Parser<'t> {
     }
 
     fn concatenation(&mut self) -> Result<Node> {
-        self.operators(&[("~", "py_concat")], Self::product)
+        self.operators(&[("~", "py_concat")], Self::term)
     }
 
-    fn product(&mut self) -> Result<Node> {
+    fn term(&mut self) -> Result<Node> {
         let operators = [("*", "py_mul"), ("/", "py_div"), ("//", "py_floordiv"), ("%", "py_rem")];
         self.operators(&operators, Self::power)
     }
@@ -574,7 +574,7 @@ impl<'t> Parser<'t> {
         } else {
             Node::other(format!("{base}.{name}"), self.taller(value.height)?)
         };
-        // What is called behind it takes another form.
+        // Calls of it are rewritten differently.
         if node.shape == Shape::Filtered {
             node.text = format!("({})", node.text);
         }
@@ -599,11 +599,11 @@ impl<'t> Parser<'t> {
         })?;
         if let Some([first, last, step]) = slice {
             if keys.len() > 1 {
-                return Err(self.error("a slice stands alone in its brackets"));
+                return Err(self.error("a slice must be alone in its brackets"));
             }
             return self.filtered(value, "py_slice", &[&first, &last, &step]);
         }
-        // A subscript of nothing is an empty tuple.
+        // An empty subscript is an empty tuple.
         if keys.is_empty() {
             keys.push(self.collection(&[], "py_tuple")?);
         }
@@ -627,7 +627,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// A key, or the three parts of a slice.
+    /// A key, or the three bounds of a slice.
     fn subscripted(&mut self, keys: &mut Vec<Node>) -> Result<Option<[Node; 3]>> {
         let none = || Node::other("none".to_owned(), 0);
         let mut parts = [none(), none(), none()];
@@ -653,7 +653,7 @@ impl<'t> Parser<'t> {
     }
 }
 
-/// A name that the engine can read: it knows letters of ASCII only.
+/// A name that the engine accepts, which has to be ASCII.
 pub(super) fn identifier(name: &str) -> String {
     if name.is_ascii() {
         return name.to_owned();

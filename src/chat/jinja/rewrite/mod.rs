@@ -1,7 +1,7 @@
-//! From a chat template to source for the template engine: statements keep their form, expressions become calls of
-//! our filters, whitespace control is done, lines stay where they were.
+//! Rewrites a chat template to source for the template engine: statements are unchanged, expressions become calls of
+//! our filters, whitespace control is applied, lines keep their numbers.
 //!
-//! Invariant: what comes out is nested at most so deep that reading and compiling it needs little stack.
+//! Invariant: the nesting of the result is bounded so that reading and compiling it needs little stack.
 
 mod calls;
 mod expression;
@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use std::fmt::Write as _;
 
 use self::expression::{Parser, quote};
-use super::lexer::{Piece, PieceKind, Token, TokenKind, lex};
+use super::lexer::{Segment, SegmentKind, Token, TokenKind, lex};
 
 /// Blocks inside of blocks; a branch of a condition counts too.
 const MAX_BLOCKS: usize = 100;
@@ -36,36 +36,36 @@ pub(in crate::chat) struct Rewritten {
 
 /// Rewrites a template.
 pub(in crate::chat) fn rewrite(source: &str) -> Result<Rewritten> {
-    let pieces = lex(source)?;
+    let segments = lex(source)?;
     let mut rewriter = Rewriter {
-        macros: open_macros(&pieces),
+        macros: open_macros(&segments),
         output: String::with_capacity(source.len() * 2),
         line: 1,
         names: HashSet::new(),
         sets: Vec::new(),
         num_sets: 0,
         blocks: Vec::new(),
-        num_names: num_names_in_macros(&pieces).into_iter(),
+        num_names: num_names_in_macros(&segments).into_iter(),
     };
-    for piece in &pieces {
-        rewriter.piece(piece)?;
+    for segment in &segments {
+        rewriter.segment(segment)?;
     }
     Ok(Rewritten { source: rewriter.output, names: rewriter.names })
 }
 
 /// The names of all macros, if some macro takes arguments that it does not name.
-fn open_macros(pieces: &[Piece]) -> HashSet<String> {
+fn open_macros(segments: &[Segment]) -> HashSet<String> {
     let mut macros = HashSet::new();
     let mut are_open = false;
-    for piece in pieces {
-        let (PieceKind::Print(tokens) | PieceKind::Block(tokens)) = &piece.kind else { continue };
+    for segment in segments {
+        let (SegmentKind::Print(tokens) | SegmentKind::Block(tokens)) = &segment.kind else { continue };
         are_open |= tokens.iter().any(
             |token| matches!(&token.kind, TokenKind::Name(name) if name == "varargs" || name == "kwargs"),
         );
         if let (
-            PieceKind::Block(_),
+            SegmentKind::Block(_),
             [Token { kind: TokenKind::Name(tag), .. }, Token { kind: TokenKind::Name(name), .. }, ..],
-        ) = (&piece.kind, &tokens[..])
+        ) = (&segment.kind, &tokens[..])
             && tag == "macro"
         {
             macros.insert(name.clone());
@@ -75,12 +75,12 @@ fn open_macros(pieces: &[Piece]) -> HashSet<String> {
 }
 
 /// How many names there are between the beginning and the end of each macro and each call.
-fn num_names_in_macros(pieces: &[Piece]) -> Vec<usize> {
+fn num_names_in_macros(segments: &[Segment]) -> Vec<usize> {
     let (mut counts, mut open, mut num_names) = (Vec::new(), Vec::new(), 0);
-    for piece in pieces {
-        let (PieceKind::Print(tokens) | PieceKind::Block(tokens)) = &piece.kind else { continue };
-        let tag = match (&piece.kind, tokens.first().map(|token| &token.kind)) {
-            (PieceKind::Block(_), Some(TokenKind::Name(tag))) => tag.as_str(),
+    for segment in segments {
+        let (SegmentKind::Print(tokens) | SegmentKind::Block(tokens)) = &segment.kind else { continue };
+        let tag = match (&segment.kind, tokens.first().map(|token| &token.kind)) {
+            (SegmentKind::Block(_), Some(TokenKind::Name(tag))) => tag.as_str(),
             _ => "",
         };
         match tag {
@@ -100,7 +100,7 @@ fn num_names_in_macros(pieces: &[Piece]) -> Vec<usize> {
     counts
 }
 
-/// A macro or a call of so many names, behind what it costs.
+/// A macro or a call of this many names, at its cost.
 fn defined(num_names: Option<usize>, definition: &str) -> String {
     format!("if {}|py_macro %}}{{% endif %}}{{% {definition}{LOOK}", num_names.unwrap_or(0))
 }
@@ -116,29 +116,29 @@ struct Rewriter {
     num_sets: usize,
     /// How many blocks each open one counts for.
     blocks: Vec<usize>,
-    /// How many names stand in the macros that are to come, those of calls too.
+    /// The number of names in the remaining macros, including those of calls.
     num_names: std::vec::IntoIter<usize>,
 }
 
 impl Rewriter {
-    fn piece(&mut self, piece: &Piece) -> Result<()> {
-        let text = match &piece.kind {
-            PieceKind::Data(text) => format!("{} }}}}", quote(text)),
-            PieceKind::Print(tokens) => {
-                let mut parser = Parser::new(tokens, piece.line, &mut self.names, &self.macros);
+    fn segment(&mut self, segment: &Segment) -> Result<()> {
+        let text = match &segment.kind {
+            SegmentKind::Data(text) => format!("{} }}}}", quote(text)),
+            SegmentKind::Print(tokens) => {
+                let mut parser = Parser::new(tokens, segment.line, &mut self.names, &self.macros);
                 let value = parser.tuple(true, &[])?;
                 parser.end()?;
                 format!("{value} }}}}")
             }
-            PieceKind::Block(tokens) => self.statement(tokens, piece.line)?,
+            SegmentKind::Block(tokens) => self.statement(tokens, segment.line)?,
         };
-        let is_block = matches!(piece.kind, PieceKind::Block(_));
+        let is_block = matches!(segment.kind, SegmentKind::Block(_));
         self.output.push_str(if is_block { "{% " } else { "{{ " });
         // New lines are white space here.
-        for _ in self.line..piece.line {
+        for _ in self.line..segment.line {
             self.output.push('\n');
         }
-        self.line = self.line.max(piece.line);
+        self.line = self.line.max(segment.line);
         self.output.push_str(&text);
         Ok(())
     }
@@ -291,9 +291,9 @@ impl Rewriter {
                 text + "{% endif"
             }
             "include" | "import" | "from" | "extends" => {
-                // Chat templates stand alone; whoever gets here has none to take in.
+                // Chat templates are single files: this template includes another one.
                 parser.skip_all();
-                let message = format!("{{% {tag} %}} has nothing to take in: a chat template stands alone");
+                let message = format!("{{% {tag} %}} is not supported: a chat template is a single file");
                 format!("do py_fail({})", quote(&message))
             }
             other => return Err(error(format!("unknown tag {other:?}"))),

@@ -8,8 +8,8 @@ use clap::builder::{BoolishValueParser, RangedU64ValueParser};
 use clap::{ArgAction, Args, ValueEnum};
 
 use super::summary::ServiceLevels;
-use crate::cli::args::MessageArgs;
-use crate::cli::value::parse_seconds;
+use crate::args::MessageArgs;
+use crate::value::parse_seconds;
 
 /// What to send, where, and what to report.
 #[derive(Debug, Clone, Args)]
@@ -107,7 +107,7 @@ pub(super) struct WorkloadArgs {
     #[arg(long, default_value_t = 128, value_name = "TOKENS", value_parser = at_least_one())]
     pub(super) random_output_len: usize,
     /// random: lengths vary by this share, 0 to 1, to both sides
-    #[arg(long, default_value_t = 0.0, value_name = "X", value_parser = parse_share)]
+    #[arg(long, default_value_t = 0.0, value_name = "X", value_parser = parse_fraction)]
     pub(super) random_range_ratio: f64,
     /// random: tokens of a prefix that all prompts share
     #[arg(long, default_value_t = 0, value_name = "TOKENS")]
@@ -304,7 +304,7 @@ fn parse_positive(text: &str) -> Result<f64, String> {
     }
 }
 
-fn parse_share(text: &str) -> Result<f64, String> {
+fn parse_fraction(text: &str) -> Result<f64, String> {
     match text.trim().parse::<f64>() {
         Ok(number) if (0.0..1.0).contains(&number) => Ok(number),
         _ => Err("it must be at least 0 and below 1".to_owned()),
@@ -346,7 +346,7 @@ mod tests {
         for wrong in ["0", "-1", "NaN", "", "x"] {
             assert!(parse_positive(wrong).is_err(), "{wrong}");
         }
-        assert!(parse_share("1").is_err() && parse_share("0.99").is_ok());
+        assert!(parse_fraction("1").is_err() && parse_fraction("0.99").is_ok());
         assert!(parse_percent("100.1").is_err() && parse_percent("99.9").is_ok());
         assert!(parse_object("[1]").is_err() && parse_object("{\"a\":1}").is_ok());
         assert_eq!(parse_pair("a = b=c"), Ok(("a".to_owned(), "b=c".to_owned())));

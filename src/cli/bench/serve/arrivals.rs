@@ -1,7 +1,7 @@
 //! When requests are sent: an open loop, whose times are fixed before the first one.
 //!
 //! The times do not depend on how fast the server answers, so a slow server is not spared: requests keep
-//! coming while it is behind. Pure: the same seed gives the same times.
+//! coming while it is slow. Pure: the same seed gives the same times.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ impl Arrivals {
     /// Times from the start, ascending.
     ///
     /// The last one is at `num_requests / rate`, whatever the seed: drawn intervals are stretched or squeezed by
-    /// the per cent or two that their sum is off, so that runs with different seeds ask for the same load.
+    /// the per cent or two that their sum is off, so that runs with different seeds have the same load.
     pub(super) fn times(self, num_requests: usize, random: &mut Random) -> Vec<Duration> {
         if self.rate.is_infinite() {
             return vec![Duration::ZERO; num_requests];

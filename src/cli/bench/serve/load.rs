@@ -1,8 +1,8 @@
 //! Sends the requests of a run at their times and waits for the answers.
 //!
 //! An open loop: the next request goes out when its time has come, whatever became of those before. With a limit
-//! on how many run at once it may then wait for a seat; that wait is measured by itself and is in no latency. How
-//! late this program itself was is measured too, so that nobody takes a busy client for a slow server.
+//! on how many run at once it may then wait for a permit; that wait is measured by itself and is in no latency. How
+//! late this program itself was is measured too, so that a busy client does not look like a slow server.
 //!
 //! Everything runs on one thread, so a server on the same machine loses one core at most.
 
@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::request::{self, Api, Outcome};
-use crate::cli::http::HttpClient;
+use crate::http::HttpClient;
 
 /// What to send, and when.
 #[derive(Debug)]
@@ -54,8 +54,8 @@ impl Load {
     /// Sends everything. `on_end` is called whenever a request has ended.
     pub(super) async fn run(self, mut on_end: impl FnMut(&Outcome)) -> Run {
         let load = Arc::new(self);
-        let seats = load.max_concurrency.unwrap_or(Semaphore::MAX_PERMITS).min(Semaphore::MAX_PERMITS);
-        let seats = Arc::new(Semaphore::new(seats));
+        let permits = load.max_concurrency.unwrap_or(Semaphore::MAX_PERMITS).min(Semaphore::MAX_PERMITS);
+        let permits = Arc::new(Semaphore::new(permits));
         let mut tasks = JoinSet::new();
         let mut ended: Vec<Option<Outcome>> = vec![None; load.bodies.len()];
         let mut run = Run::default();
@@ -64,7 +64,7 @@ impl Load {
         let start = Instant::now();
         loop {
             while load.times.get(num_sent).is_some_and(|due| *due <= start.elapsed()) {
-                tasks.spawn(Arc::clone(&load).one(num_sent, start, Arc::clone(&seats)));
+                tasks.spawn(Arc::clone(&load).one(num_sent, start, Arc::clone(&permits)));
                 num_sent += 1;
             }
             let next_due = load.times.get(num_sent).map(|due| start + *due);
@@ -91,11 +91,11 @@ impl Load {
         run
     }
 
-    async fn one(self: Arc<Self>, index: usize, start: Instant, seats: Arc<Semaphore>) -> Ended {
+    async fn one(self: Arc<Self>, index: usize, start: Instant, permits: Arc<Semaphore>) -> Ended {
         let begun = Instant::now();
         let scheduling_delay = begun.saturating_duration_since(start + self.times[index]);
-        // The semaphore is never closed; without a seat the request would go out all the same.
-        let _seat = seats.acquire().await;
+        // The semaphore is never closed; without a permit the request would be sent anyway.
+        let _permit = permits.acquire().await;
         let queue_time = begun.elapsed();
         let answer = request::send(&self.client, self.api, &self.path, self.bodies[index].clone(), start);
         let sent = start.elapsed();

@@ -1,7 +1,7 @@
 //! One request: what is sent, and when which part of its answer arrived.
 //!
 //! The time of an event is the time at which its bytes came out of the connection. Several events may come in
-//! one piece; then they have one time, and the gaps between them are 0. How many tokens there were is the
+//! one chunk; then they have one time, and the gaps between them are 0. How many tokens there were is the
 //! server's word (`usage`), not the number of events.
 
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::sse::SseParser;
 use super::workload::{Prompt, Sample};
-use crate::cli::http::{HttpClient, causes, error_message, read_success};
+use crate::http::{HttpClient, causes, error_message, read_success};
 
 /// Longest body of an error that is read.
 const MAX_ERROR_BYTES: usize = 64 << 10;
@@ -113,7 +113,7 @@ async fn receive(client: &HttpClient, path: &str, body: Bytes, answer: &mut Answ
     let mut parser = SseParser::default();
     while let Some(frame) = body.frame().await {
         let now = Instant::now();
-        let frame = frame.map_err(|error| anyhow!("the stream broke off: {}", causes(&error)))?;
+        let frame = frame.map_err(|error| anyhow!("the stream was cut off: {}", causes(&error)))?;
         let Ok(data) = frame.into_data() else { continue };
         parser.push(&data, |event| answer.add(event, now)).map_err(|reason| anyhow!(reason))?;
     }
@@ -214,7 +214,7 @@ impl Answer {
             self.fail(|| error);
         }
         if !self.is_complete {
-            self.fail(|| "the stream ended without an end of the answer".to_owned());
+            self.fail(|| "the stream ended before the answer did".to_owned());
         } else if self.last_output.is_none() {
             self.fail(|| "the answer has no token".to_owned());
         }
@@ -292,8 +292,8 @@ mod tests {
             assert!(error.contains(wanted), "{error} should say {wanted}");
         };
         let token = (1, r#"{"choices":[{"text":"a","finish_reason":null}]}"#);
-        check(&[], "without an end");
-        check(&[token], "without an end");
+        check(&[], "ended before the answer");
+        check(&[token], "ended before the answer");
         check(&[(1, "[DONE]")], "no token");
         check(&[token, (2, r#"{"error":{"message":"out of memory"}}"#), (3, "[DONE]")], "out of memory");
         check(&[token, (2, "{"), (3, "[DONE]")], "not JSON");

@@ -1,4 +1,4 @@
-//! Server-sent events out of the pieces in which their bytes arrive.
+//! Server-sent events out of the chunks in which their bytes arrive.
 
 /// An event that is longer is not one of a model server.
 const MAX_EVENT_BYTES: usize = 16 << 20;
@@ -72,12 +72,12 @@ impl SseParser {
 mod tests {
     use super::*;
 
-    fn parse(pieces: &[&[u8]]) -> Vec<String> {
+    fn parse(chunks: &[&[u8]]) -> Vec<String> {
         let mut parser = SseParser::default();
         let mut events = Vec::new();
         let mut add = |data: &[u8]| events.push(String::from_utf8(data.to_vec()).unwrap());
-        for piece in pieces {
-            parser.push(piece, &mut add).unwrap();
+        for chunk in chunks {
+            parser.push(chunk, &mut add).unwrap();
         }
         parser.finish(&mut add);
         events
@@ -92,8 +92,8 @@ mod tests {
         assert_eq!(parse(&[stream]), wanted);
         for first in 0..=stream.len() {
             for second in first..=stream.len() {
-                let pieces = [&stream[..first], &stream[first..second], &stream[second..]];
-                assert_eq!(parse(&pieces), wanted, "cut at {first} and {second}");
+                let chunks = [&stream[..first], &stream[first..second], &stream[second..]];
+                assert_eq!(parse(&chunks), wanted, "cut at {first} and {second}");
             }
         }
         let bytes: Vec<&[u8]> = stream.chunks(1).collect();
@@ -110,8 +110,8 @@ mod tests {
     #[test]
     fn a_line_without_end_is_refused() {
         let mut parser = SseParser::default();
-        let piece = vec![b'x'; 1 << 20];
-        let result = (0..17).try_for_each(|_| parser.push(&piece, |_| ()));
+        let chunk = vec![b'x'; 1 << 20];
+        let result = (0..17).try_for_each(|_| parser.push(&chunk, |_| ()));
         assert!(result.unwrap_err().contains("16777216"));
     }
 }

@@ -72,7 +72,7 @@ mod tests {
     proptest! {
         /// By the definition: how many numbers are at most the percentile, and how many at least.
         #[test]
-        fn as_many_are_below_as_the_percentile_says(
+        fn the_percentile_is_the_fraction_below(
             numbers in prop::collection::vec(-1e6_f64..1e6, 1..60),
             percent in 0.0_f64..=100.0,
         ) {

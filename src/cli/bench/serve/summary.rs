@@ -97,7 +97,7 @@ fn time_per_output_token(outcome: &Outcome) -> Option<f64> {
     Some(milliseconds(outcome.latency.saturating_sub(outcome.ttft)) / num_gaps as f64)
 }
 
-/// Output tokens of the best second. An event stands for as many tokens as its request had for each.
+/// Output tokens of the best second. An event counts as the mean tokens per event of its request.
 fn busiest_second(outcomes: &[&Outcome]) -> f64 {
     let Some(first) = outcomes.iter().map(|outcome| outcome.start).min() else { return 0.0 };
     let mut seconds: Vec<f64> = Vec::new();
@@ -116,7 +116,7 @@ fn busiest_second(outcomes: &[&Outcome]) -> f64 {
     seconds.into_iter().fold(0.0, f64::max)
 }
 
-/// The most requests that ran at one time. One that ends when another begins does not run beside it.
+/// The most requests that ran at one time. One that ends when another begins does not run alongside it.
 fn most_at_once(outcomes: &[&Outcome]) -> usize {
     let begins = outcomes.iter().map(|outcome| (outcome.start, true));
     let ends = outcomes.iter().map(|outcome| (outcome.start + outcome.latency, false));

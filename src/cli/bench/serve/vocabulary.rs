@@ -1,4 +1,4 @@
-//! What prompts are made of, so that they have the length that was asked for.
+//! What prompts are made of, so that they have the requested length.
 //!
 //! A prompt's length is counted in tokens of a tokenizer that only the server has. In this order:
 //! 1. The server has `/tokenize`, as vLLM and this program do. It splits a list of English words; for completions
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::random::Random;
 use super::request::Api;
 use super::workload::Prompt;
-use crate::cli::http::HttpClient;
+use crate::http::HttpClient;
 
 /// Longest answer of `/tokenize`.
 const MAX_ANSWER_BYTES: usize = 4 << 20;
@@ -51,7 +51,7 @@ pub(super) enum Vocabulary {
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) vocabulary: Vocabulary,
-    /// Prompts have the length that is asked for.
+    /// Prompts have the requested length.
     pub(super) is_exact: bool,
     /// The server's tokenizer was used.
     pub(super) by_server: bool,

@@ -1,4 +1,4 @@
-//! The prompts of a run, and how many tokens each one asks for.
+//! The prompts of a run, and how many tokens each one requests.
 //!
 //! Pure but for reading a file: the same seed and vocabulary give the same workload.
 
@@ -9,6 +9,9 @@ use tinyvllm::Error;
 
 use super::random::Random;
 use super::vocabulary::Vocabulary;
+
+/// Bytes of a file of prompts.
+const MAX_FILE_BYTES: u64 = 4 << 30;
 
 /// A prompt as it is sent.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,7 +47,7 @@ impl Dataset {
         random: &mut Random,
     ) -> Vec<Sample> {
         let sample = |prefix: &Prompt, suffix_len: usize, output_len, random: &mut Random| {
-            // What a template adds is a part of the length that was asked for.
+            // What a template adds is part of the requested length.
             let suffix_len = suffix_len.saturating_sub(vocabulary.num_template_tokens());
             // No server takes an empty prompt.
             let suffix_len = suffix_len.max(usize::from(prefix.len() == 0));
@@ -116,7 +119,7 @@ pub(super) fn read_file(
     output_len: usize,
     allow_ids: bool,
 ) -> anyhow::Result<Vec<Sample>> {
-    let text = std::fs::read_to_string(path)
+    let text = tinyvllm::files::read_any_text(path, MAX_FILE_BYTES)
         .map_err(|source| Error::io(format_args!("cannot read {}", path.display()), source))?;
     let mut samples = Vec::new();
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
@@ -144,7 +147,7 @@ fn parse_line(line: &str, output_len: usize, allow_ids: bool) -> Result<Sample, 
         Some(Value::String(text)) => Prompt::Text(text.clone()),
         Some(Value::Array(ids)) if allow_ids => {
             let ids = ids.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect::<Option<_>>();
-            Prompt::Ids(ids.ok_or("the prompt has numbers that are no token ids")?)
+            Prompt::Ids(ids.ok_or("the prompt has numbers that are not token ids")?)
         }
         Some(Value::Array(_)) => return Err("token ids are for /v1/completions".to_owned()),
         _ => return Err("there is no prompt".to_owned()),

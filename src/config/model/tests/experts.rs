@@ -51,7 +51,7 @@ fn experts(config: Result<ModelConfig>) -> ExpertsConfig {
     config.unwrap().experts.unwrap()
 }
 
-/// What Qwen 3 MoE and Mixtral have in common.
+/// Common keys of Qwen 3 MoE and Mixtral.
 fn simple(num_experts: usize, num_experts_per_tok: usize, intermediate_size: usize) -> ExpertsConfig {
     ExpertsConfig {
         num_dense_layers: 0,
@@ -83,7 +83,7 @@ fn models_with_grouped_query_attention_may_have_experts() {
     assert_eq!((config.num_kv_heads, config.head_dim), (4, 128));
     assert_eq!(config.rope.style, RopeStyle::HalfSplit);
     assert_eq!(config.experts, Some(simple(128, 8, 768)));
-    // What its class has where the file says nothing.
+    // The class's defaults for missing keys.
     let silent = with(qwen3_moe(), &json!({"norm_topk_prob": null}));
     assert!(!experts(from_hf(&silent)).normalize);
 
@@ -184,7 +184,7 @@ fn the_first_layers_may_be_dense_in_several_spellings() {
     for (changes, expected) in [
         (json!({"mlp_layer_types": kinds(2)}), "first_k_dense_replace is 1"),
         (json!({"mlp_layer_types": ["dense", "sparse"]}), "2 entries for 47 layers"),
-        (json!({"mlp_layer_types": mixed}), "\"dense\" behind 1 dense layers"),
+        (json!({"mlp_layer_types": mixed}), "\"dense\" after 1 dense layers"),
         (json!({"mlp_layer_types": "sparse"}), "not a list"),
     ] {
         let error = read(changes).unwrap_err();

@@ -1,4 +1,4 @@
-//! Families that differ from Llama in values alone: multipliers, partial rotations, biases, norms behind.
+//! Families that differ from Llama in values alone: multipliers, partial rotations, biases, norms after.
 
 use super::latent::{File, from_hf, with};
 use super::*;
@@ -31,7 +31,7 @@ fn gguf_file(arch: &'static str) -> File {
     )
 }
 
-/// ibm-granite/granite-3.3-8b-instruct. What layers add is multiplied by 0.22, which embeddings and norms make up for.
+/// ibm-granite/granite-3.3-8b-instruct. Layers' outputs are multiplied by 0.22, which embeddings and norms compensate.
 #[test]
 fn granite_in_folders_and_gguf() {
     let multipliers = json!({
@@ -51,7 +51,7 @@ fn granite_in_folders_and_gguf() {
         assert!((config.embedding_scale - 12.0 / 0.22).abs() < 1e-4, "{}", config.embedding_scale);
         assert!((config.rms_norm_eps - 1e-5 / 0.0484).abs() < 1e-9, "{}", config.rms_norm_eps);
     }
-    // The class has 1 for what is missing; in GGUF files that and 0 are none.
+    // The class's default is 1; in GGUF files that and 0 mean none.
     let config = from_hf(&folder("GraniteForCausalLM", &json!({}))).unwrap();
     assert_eq!((config.attention_scale, config.embedding_scale, config.rms_norm_eps), (1.0, 1.0, 1e-5));
     let config = gguf_file("granite").key("residual_scale", GgufValue::Float(0.0)).read().unwrap();
@@ -111,7 +111,8 @@ fn phi3_in_folders_and_gguf() {
     }
 }
 
-/// The query, key and value projections have biases unless a folder says no, that behind attention if it says so.
+/// The query, key and value projections have biases by default, the output projection of attention only if the folder
+/// has them.
 #[test]
 fn seed_oss_in_folders() {
     let read = |changes: &Value| from_hf(&folder("SeedOssForCausalLM", changes)).unwrap();
@@ -120,8 +121,8 @@ fn seed_oss_in_folders() {
     assert!(read(&json!({})).qkv_bias);
     let without = read(&json!({"attention_bias": false}));
     assert_eq!((without.qkv_bias, without.output_bias), (false, false));
-    let behind = read(&json!({"attention_bias": false, "attention_out_bias": true}));
-    assert_eq!((behind.qkv_bias, behind.output_bias), (false, true));
+    let after = read(&json!({"attention_bias": false, "attention_out_bias": true}));
+    assert_eq!((after.qkv_bias, after.output_bias), (false, true));
 }
 
 /// zai-org/GLM-4-9B-0414: half of each head is rotated, in neighbouring pairs, in both formats.

@@ -1,4 +1,4 @@
-//! gpt-oss: windows in turns, YaRN without whole pairs, biases everywhere, and an activation with numbers of its own.
+//! gpt-oss: alternating windows, YaRN without whole pairs, biases everywhere, and an activation with its own constants.
 
 use super::latent::{File, from_hf, with};
 use super::*;
@@ -25,7 +25,7 @@ fn folder() -> Value {
     })
 }
 
-/// As llama.cpp's converter writes it, which says neither which layers have the window nor where the ramp ends.
+/// As written by llama.cpp's converter, without the layers of the window and the end of the ramp.
 fn file() -> File {
     File::new(
         "gpt-oss",

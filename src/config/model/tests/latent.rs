@@ -1,4 +1,4 @@
-//! Latent attention: the published models in both formats, and what files of several ages say of them.
+//! Latent attention: the published models in both formats, and the keys of files of several ages.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ pub(super) fn deepseek_v2_lite() -> Value {
     })
 }
 
-/// Youtu-LLM-2B's, in the revision with a yarn that does nothing.
+/// Youtu-LLM-2B's, in the revision with a yarn without effect.
 fn youtu() -> Value {
     json!({
         "architectures": ["YoutuForCausalLM"], "attention_bias": false, "bos_token_id": 128000,
@@ -68,7 +68,7 @@ pub(super) fn from_hf(config: &Value) -> Result<ModelConfig> {
     ModelConfig::from_hf(config, None, |_| true)
 }
 
-/// What a GGUF file says: keys of the architecture `arch`, and shapes of tensors.
+/// The contents of a GGUF file: keys of the architecture `arch`, and shapes of tensors.
 #[derive(Clone)]
 pub(super) struct File {
     arch: &'static str,
@@ -353,13 +353,13 @@ fn the_published_models_are_read_from_either_format() {
         check_glm_flash(&config);
         assert_eq!(config.latent_attention.unwrap().lora_norm_eps, lora_norm_eps);
     }
-    // In folders of transformers 5, `head_dim` is the rotated part.
+    // In folders of transformers 5, `head_dim` is the rotated width.
     let config = with(deepseek_v2_lite(), &json!({"head_dim": 64, "q_lora_rank": 0}));
     check_deepseek_v2_lite(&from_hf(&config).unwrap());
 }
 
 #[test]
-fn tensors_tell_the_widths_whatever_the_keys_mean() {
+fn tensors_give_the_widths_whatever_the_keys_mean() {
     // Split tensors and no key of a length.
     let file = deepseek_v2_lite_gguf()
         .without("attention.key_length")
@@ -369,7 +369,7 @@ fn tensors_tell_the_widths_whatever_the_keys_mean() {
         .without("attention.kv_lora_rank");
     check_deepseek_v2_lite(&file.read().unwrap());
 
-    // From before the split: widths of heads, and as many heads of keys as of queries.
+    // From before the split: widths of heads, and the same number of key heads as of query heads.
     let legacy = deepseek_v2_lite_gguf()
         .no_tensor(K_B)
         .no_tensor(V_B)
@@ -386,7 +386,7 @@ fn tensors_tell_the_widths_whatever_the_keys_mean() {
     let joint = deepseek_v2_lite_gguf().no_tensor(K_B).no_tensor(V_B).tensor(KV_B, &[16 * 256, 512]);
     check_deepseek_v2_lite(&joint.read().unwrap());
 
-    // Early conversions of GLM, with another name and the two pairs of keys in each other's place.
+    // Early conversions of GLM, with another name and the two pairs of keys swapped.
     let swapped = glm_flash_gguf().arch("glm4moelite").numbers(&[
         ("attention.head_count_kv", 20.0),
         ("attention.key_length", 256.0),
@@ -472,7 +472,7 @@ fn what_latent_attention_cannot_do_is_refused() {
     deepseek_v2_lite_gguf()
         .numbers(&[("rope.scaling.attn_factor", 0.5)])
         .refused(ErrorKind::Unsupported, "rope.scaling.attn_factor = 0.5");
-    // What the class has no use for.
+    // Keys that the class does not use.
     for (changes, expected) in [
         (json!({"rope_interleave": false}), "rope_interleave = false"),
         (json!({"sliding_window": 4096}), "sliding_window = 4096"),
@@ -505,7 +505,7 @@ fn the_fixtures_say_the_same_in_all_their_files() {
         let folder = read(format!("tiny/{name}"));
         for kind in types {
             let mut file = read(format!("tiny/{name}/{name}.{kind}.gguf"));
-            // What the two formats do not share: names, the precision of numbers, an epsilon.
+            // The differences between the two formats: names, the precision of numbers, an epsilon.
             file.architecture = folder.architecture;
             if let (Some(file), Some(folder)) = (&mut file.latent_attention, &folder.latent_attention) {
                 assert!((file.softmax_scale - folder.softmax_scale).abs() < 1e-8, "{name}.{kind}");

@@ -86,7 +86,7 @@ fn gemma_3_in_folders() {
     // The files have counted the scaling in.
     assert_eq!(config.max_position_embeddings, 131_072);
     assert_eq!(config.rope.scaling, RopeScaling::Linear { factor: 8.0 });
-    assert!(config.notices[0].contains("pictures"), "{:?}", config.notices);
+    assert!(config.notices[0].contains("vision part"), "{:?}", config.notices);
 
     let changed = |changes: &Value| from_hf(&with(gemma3_1b(), changes));
     let config = changed(&json!({"sliding_window_pattern": 2})).unwrap();
@@ -117,7 +117,7 @@ fn gemma_3_in_gguf() {
     assert_eq!(config.longest_window(), None);
 }
 
-/// The last of every four layers rotates nothing, or those that a folder names.
+/// The last of every four layers is not rotated, or those that a folder names.
 #[test]
 fn smollm3_in_folders_and_gguf() {
     let rotated = |config: &ModelConfig| -> Vec<bool> {

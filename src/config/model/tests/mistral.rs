@@ -35,7 +35,7 @@ fn check(config: &ModelConfig) {
     assert_eq!((config.max_position_embeddings, config.num_kv_heads, config.head_dim), (262_144, 8, 128));
 }
 
-/// The class of the file has a part for pictures around it.
+/// The file's class has a vision encoder around it.
 #[test]
 fn ministral_3_in_folders() {
     let whole = json!({
@@ -44,11 +44,11 @@ fn ministral_3_in_folders() {
     });
     let config = from_hf(&whole).unwrap();
     check(&config);
-    assert!(config.notices.iter().any(|notice| notice.contains("pictures")), "{:?}", config.notices);
+    assert!(config.notices.iter().any(|notice| notice.contains("vision part")), "{:?}", config.notices);
     let growth = config.rope.query_growth.unwrap();
     assert_eq!((growth.factor(0), growth.factor(16_383)), (1.0, 1.0));
     assert!((growth.factor(16_384) - 1.069_314_718).abs() < 1e-9, "{}", growth.factor(16_384));
-    // Of the class before, with the same part around it.
+    // Of the previous class, with the same vision encoder.
     let mut older = whole;
     older["text_config"]["model_type"] = json!("mistral");
     older["text_config"]["rope_parameters"] = json!({"rope_type": "default", "rope_theta": 1e9});
@@ -56,7 +56,7 @@ fn ministral_3_in_folders() {
     assert_eq!((config.architecture.hf_name, config.rope.query_growth), ("MistralForCausalLM", None));
 }
 
-/// A class that is not known around a language model that is not known stays what it is.
+/// An unknown class around an unknown language model keeps its name.
 #[test]
 fn other_classes_with_pictures_are_refused_by_name() {
     let other = json!({

@@ -1,5 +1,5 @@
-//! What the classes of transformers 5 make of a `config.json`: what is missing, and what is said twice. The values were
-//! read off `AutoConfig.from_pretrained` of transformers 5.24.
+//! The defaults of transformers 5's classes for a `config.json`: missing keys, and repeated ones. The values were read
+//! off `AutoConfig.from_pretrained` of transformers 5.24.
 
 use super::*;
 
@@ -145,7 +145,7 @@ fn of_two_spellings_of_the_rope_the_one_that_transformers_takes_counts() {
     check(json!({"rope_parameters": {"rope_type": "default"}, "rope_theta": 7e5}), 7e5, "default", 0);
     check(json!({"rope_scaling": yarn, "rope_theta": 7e5}), 7e5, "yarn", 0);
     let notices = check(json!({"rope_parameters": plain, "rope_scaling": yarn}), 1e4, "yarn", 1);
-    assert!(notices[0].contains("rope_scaling counts") && notices[0].contains("rope_theta"), "{notices:?}");
+    assert!(notices[0].contains("rope_scaling is used") && notices[0].contains("rope_theta"), "{notices:?}");
     let notices =
         check(json!({"rope_parameters": plain, "rope_scaling": yarn, "rope_theta": 7e5}), 7e5, "yarn", 1);
     assert!(!notices[0].contains("rope_theta is"), "{notices:?}");
@@ -158,7 +158,7 @@ fn of_two_spellings_of_the_rope_the_one_that_transformers_takes_counts() {
     check(json!({"rope_parameters": of_layers}), 1e6, "default", 0);
 }
 
-/// Heads that go with each other, whatever the class has for a missing key.
+/// Matching numbers of heads, for every default of the class.
 fn with_heads(changes: &Value) -> Value {
     let mut changes = changes.clone();
     changes["num_key_value_heads"] = json!(4);
@@ -204,7 +204,7 @@ fn a_scaling_makes_longer_sequences_possible() {
 }
 
 #[test]
-fn numbers_of_yarn_may_be_missing_null_or_beside_it() {
+fn numbers_of_yarn_may_be_missing_null_or_next_to_it() {
     let check = |changes: Value, factor: f64, original_context: usize, truncate: bool| {
         let scaling = RopeScaling::Yarn {
             factor,
@@ -246,7 +246,7 @@ fn the_class_is_known_by_several_names() {
     check(json!({"architectures": ["LLaMAForCausalLM"]}), "LlamaForCausalLM");
     check(json!({"architectures": ["Qwen3Model"], "model_type": "qwen3"}), "Qwen3ForCausalLM");
     check(json!({"architectures": ["Other", "Qwen3ForCausalLM"]}), "Qwen3ForCausalLM");
-    // The class counts, whatever the type says.
+    // The class decides, for every type.
     check(json!({"architectures": ["LlamaForCausalLM"], "model_type": "deepseek_v2"}), "LlamaForCausalLM");
     for architecture in &ARCHITECTURES {
         for model_type in architecture.hf_model_types {

@@ -15,7 +15,7 @@ use crate::{Error, ErrorKind};
 /// A type, rows, columns and the bytes of a file.
 type Stored = (DType, usize, usize, Vec<u8>);
 
-/// Bytes that differ, whatever they mean in this type.
+/// Bytes that differ, with arbitrary meaning in this type.
 fn matrix(dtype: DType, rows: usize, cols: usize, seed: u8) -> Stored {
     let len = dtype.row_bytes(cols).unwrap() * rows;
     let bytes = (0..len).map(|index| (index as u8).wrapping_mul(31).wrapping_add(seed)).collect();
@@ -36,7 +36,7 @@ fn in_memory((dtype, rows, cols, bytes): &Stored) -> PackedMatrix {
     PackedMatrix::pack(*dtype, bytes, *rows, *cols, &ThreadPool::new(2), CpuLevel::Portable).unwrap()
 }
 
-/// Loads all, packing what is not there, and whether there was anything to pack.
+/// Loads all matrices, packing missing ones. Returns whether any were packed.
 fn load(
     path: &std::path::Path,
     fingerprint: u128,
@@ -69,7 +69,7 @@ fn check(path: &std::path::Path, fingerprint: u128, all: &[Stored], packs: bool)
     }
 }
 
-fn place() -> (TempDir, PathBuf) {
+fn file_in_folder() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("deeper").join("model.experts");
     (folder, path)
@@ -84,7 +84,7 @@ fn names(path: &std::path::Path) -> Vec<String> {
 
 #[test]
 fn the_second_start_finds_what_the_first_one_made() {
-    let (_folder, path) = place();
+    let (_folder, path) = file_in_folder();
     check(&path, 7, &some(), true);
     let made = fs::metadata(&path).unwrap().modified().unwrap();
     check(&path, 7, &some(), false);
@@ -103,7 +103,7 @@ fn the_second_start_finds_what_the_first_one_made() {
 
 #[test]
 fn a_file_of_something_else_is_made_again() {
-    let (_folder, path) = place();
+    let (_folder, path) = file_in_folder();
     check(&path, 7, &some(), true);
     check(&path, 8, &some()[1..], true);
     check(&path, 8, &some()[1..], false);
@@ -112,7 +112,7 @@ fn a_file_of_something_else_is_made_again() {
 
 #[test]
 fn a_damaged_file_is_made_again() {
-    let (_folder, path) = place();
+    let (_folder, path) = file_in_folder();
     check(&path, 7, &some(), true);
     let whole = fs::read(&path).unwrap();
     type Damage<'a> = &'a dyn Fn(&mut Vec<u8>);
@@ -136,7 +136,7 @@ fn a_damaged_file_is_made_again() {
 
 #[test]
 fn a_file_that_is_not_finished_is_none() {
-    let (_folder, path) = place();
+    let (_folder, path) = file_in_folder();
     let (dtype, rows, cols, bytes) = &some()[0];
     let begin = || {
         let file = MatrixFile::open(path.clone(), 7, 1).unwrap();
@@ -145,7 +145,7 @@ fn a_file_that_is_not_finished_is_none() {
     };
     drop(begin());
     assert_eq!(names(&path), ["model.experts.lock"], "an error while loading leaves nothing");
-    // What a process leaves that is killed.
+    // The file of a killed process.
     fs::write(path.with_file_name("model.experts.incomplete"), [1; 100]).unwrap();
     check(&path, 7, &some(), true);
     assert_eq!(names(&path), ["model.experts", "model.experts.lock"]);
@@ -153,7 +153,7 @@ fn a_file_that_is_not_finished_is_none() {
 
 #[test]
 fn two_starts_at_once_make_one_file() {
-    let (_folder, path) = place();
+    let (_folder, path) = file_in_folder();
     let first = MatrixFile::open(path.clone(), 7, 1).unwrap();
     std::thread::scope(|scope| {
         let second = scope.spawn(|| check(&path, 7, &some(), false));
@@ -170,8 +170,8 @@ fn two_starts_at_once_make_one_file() {
 }
 
 #[test]
-fn a_file_is_used_on_after_another_one_took_its_place() {
-    let (_folder, path) = place();
+fn a_replaced_file_stays_in_use() {
+    let (_folder, path) = file_in_folder();
     check(&path, 7, &some(), true);
     let (before, _) = load(&path, 7, &some()).unwrap();
     check(&path, 8, &[matrix(DType::Q8_0, 16, 32, 9)], true);
@@ -181,8 +181,8 @@ fn a_file_is_used_on_after_another_one_took_its_place() {
 }
 
 #[test]
-fn a_disk_without_room_is_an_error_before_anything_is_written() {
-    let (_folder, path) = place();
+fn a_full_disk_is_an_error_before_any_write() {
+    let (_folder, path) = file_in_folder();
     let error = MatrixFile::open(path.clone(), 7, u64::MAX / 2).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Capacity);
     let folder = path.parent().unwrap().to_str().unwrap();
@@ -195,7 +195,7 @@ fn a_disk_without_room_is_an_error_before_anything_is_written() {
 
 #[test]
 fn a_folder_that_cannot_be_made_is_an_error_with_a_way_out() {
-    let (folder, _) = place();
+    let (folder, _) = file_in_folder();
     let in_the_way = folder.path().join("file");
     fs::write(&in_the_way, "").unwrap();
     let error = MatrixFile::open(in_the_way.join("model.experts"), 7, 1).unwrap_err();
@@ -205,7 +205,7 @@ fn a_folder_that_cannot_be_made_is_an_error_with_a_way_out() {
 
 #[test]
 fn other_matrices_than_those_in_the_file_are_an_error() {
-    let (_folder, path) = place();
+    let (_folder, path) = file_in_folder();
     check(&path, 7, &some(), true);
     let mut others = vec![some(), some()[..2].to_vec(), some()];
     others[0].push(matrix(DType::F32, 16, 16, 0));
@@ -238,16 +238,16 @@ proptest! {
                 matrix(dtype, rows, blocks * dtype.block_len(), seed)
             })
             .collect();
-        let (_folder, path) = place();
+        let (_folder, path) = file_in_folder();
         check(&path, 1, &all, true);
         check(&path, 1, &all, false);
     }
 }
 
-/// The matrices outlive what they were opened with.
+/// The matrices outlive the objects that opened them.
 #[test]
 fn matrices_keep_the_file() {
-    let (_folder, path) = place();
+    let (_folder, path) = file_in_folder();
     let (matrices, _) = load(&path, 7, &some()).unwrap();
     fs::remove_file(&path).unwrap();
     assert_eq!(matrices[2].tiles.as_slice(), in_memory(&some()[2]).tiles.as_slice());

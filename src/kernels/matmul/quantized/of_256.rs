@@ -166,17 +166,16 @@ impl<V: F32x16> SixBitScales<V> {
     }
 }
 
-/// Fetches what comes later for one of the eight sub-blocks of a tile: spread over the tile, so that the
-/// machine's queue of misses never overflows.
+/// Prefetches later bytes for one of the eight sub-blocks of a tile: spread over the tile, so that the machine's queue
+/// of misses never overflows.
 #[inline(always)]
 unsafe fn prefetch_eighth<Q: Quantized>(tile: *const u8, block: usize) {
     // SAFETY: the caller's tile.
     prefetch(unsafe { tile.add(Q::BYTES / 8 * block) }, Q::BYTES / 8);
 }
 
-/// Words that several sub-blocks share are read for each of them again, from the cache: kept in registers,
-/// they would push the sums out. The compiler does not know that, so it must not know that the words are
-/// the same.
+/// Words of several sub-blocks are read again for each of them, from the cache: kept in registers, they would spill the
+/// sums. The compiler would keep them, so the address is hidden from it.
 #[inline(always)]
 fn afresh(words: *const u8) -> *const u8 {
     std::hint::black_box(words)
@@ -327,7 +326,7 @@ impl Quantized for Iq4Xs {
                 let scale = V::load_f16(tile.cast());
                 let half = (block / 4) as u32;
                 let upper = V::load_u16(tile.add(SCALES).cast());
-                // The high nibbles of the bytes; what comes to the low ones is masked.
+                // The high nibbles of the bytes; the low bits are masked.
                 let upper = V::or(V::shift_left(upper, 4), V::shift_left(upper, 16));
                 let upper = V::and(V::shift_right(upper, 2 * half), 0x30);
                 let lower = V::load_codes(tile.add(2 * SCALES));
@@ -393,16 +392,17 @@ impl Quantized for Q2K {
                 let first = 2 * (block % 2);
                 let codes = tile.add(Q2K_CODES + 8 * WORD * (block / 4));
                 let codes = TwoBits { words: afresh(codes), shift: 2 * (block % 4) as u32 };
-                let (scales, minima) = (products(scale, scales, first), products(minimum, minima, first));
+                let (scales, minima) =
+                    (scaled_pair(scale, scales, first), scaled_pair(minimum, minima, first));
                 visitor.in_halves_with_minima(block, codes, scales, minima);
             }
         }
     }
 }
 
-/// `factor` times byte `first` of each lane, and the byte behind it.
+/// `factor` times byte `first` of each lane, and the byte after it.
 #[inline(always)]
-fn products<V: F32x16>(factor: V, bytes: V::Codes, first: usize) -> [V; 2] {
+fn scaled_pair<V: F32x16>(factor: V, bytes: V::Codes, first: usize) -> [V; 2] {
     let shift = 8 * first as u32;
     [
         factor.mul(V::lowest_byte(V::shift_right(bytes, shift))),

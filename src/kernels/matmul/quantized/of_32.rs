@@ -78,7 +78,7 @@ impl<V: F32x16> Codes<V> for Bytes {
     }
 }
 
-/// Four words of nibbles that stand for the values of `IQ4_NL`.
+/// Four words of nibbles, which index the values of `IQ4_NL`.
 #[derive(Clone, Copy)]
 pub(super) struct Iq4Codes(pub(super) *const u8);
 
@@ -128,7 +128,7 @@ impl<V: F32x16> Codes<V> for Iq4Codes {
     }
 }
 
-/// Four words of nibbles that stand for the values of `MXFP4`.
+/// Four words of nibbles, which index the values of `MXFP4`.
 #[derive(Clone, Copy)]
 struct Mxfp4Codes(*const u8);
 

@@ -9,42 +9,43 @@ use crate::ops::KvCacheDType;
 use crate::ops::gpu::backend::{Flags, GpuBackend, Work};
 use crate::ops::gpu::cost::Cost;
 use crate::ops::gpu::kernel::Kernel;
-use crate::ops::gpu::matmul::rounded::Pairs;
+use crate::ops::gpu::matmul::packed_activations::Pairs;
 use crate::ops::gpu::step_inputs::GpuInputs;
 use crate::ops::gpu::{Binding, GpuBuffer, Tuning};
 
-/// Query heads of a threadgroup, and its warps, as in the kernel.
+/// Query heads of a thread block, and its warps, as in the kernel.
 const HEADS: usize = 8;
 const NUM_WARPS: usize = 8;
 
-/// Positions that a warp takes at a time, as in the kernel. The first piece begins at a multiple of it.
+/// Positions of a warp's tile, as in the kernel. The first split begins at a multiple of it.
 const TILE: usize = 16;
 
-/// Positions of a context that is not cut: merging takes a launch, which is longer than two or three tiles take a warp.
+/// The longest context that is not split, in positions: merging takes a launch, which costs more than two or three
+/// tiles.
 const WHOLE_SIZE: usize = 512;
 
-/// Positions of a piece of other contexts, so that one of some thousands is spread over the GPU. What a piece leaves to
-/// be merged is a small part of what it reads.
-const PIECE_SIZE: usize = 256;
+/// Positions of a KV split: small enough to spread contexts of some thousands over the GPU, and large enough that a
+/// split's partial result is small compared with its reads.
+const SPLIT_SIZE: usize = 256;
 
-/// Groups of heads with which pieces of q8_0 are twice as long: they have half the bytes, and what a piece begins and ends with
-/// shows. With fewer groups, pieces of a single sequence would be too few for a GPU: one of TinyLlama's shape, which has four,
-/// generated at 0.94 of the speed at context 4,000 on an H200.
+/// Groups of heads from which splits of q8_0 are twice as long: they have half the bytes, so the fixed costs of a split
+/// weigh more. With fewer groups, a single sequence would have too few splits for a GPU: TinyLlama's shape, with four
+/// groups, then generated at 0.94 of the speed at context 4,000 on an H200.
 const MIN_GROUPS: usize = 8;
 
-fn piece_size(dtype: KvCacheDType, num_groups: usize) -> usize {
+fn split_size(dtype: KvCacheDType, num_groups: usize) -> usize {
     let is_longer = dtype == KvCacheDType::Q8_0 && num_groups >= MIN_GROUPS;
-    if is_longer { 2 * PIECE_SIZE } else { PIECE_SIZE }
+    if is_longer { 2 * SPLIT_SIZE } else { SPLIT_SIZE }
 }
 
-/// Most pieces of a context, as in the kernel: pieces of longer contexts are longer.
-const MAX_PIECES: usize = 32;
+/// Maximum KV splits of a context, as in the kernel; longer contexts have longer splits.
+const MAX_SPLITS: usize = 32;
 
 /// Positions before a token's own that the same step may compute, as in the kernel.
 const MAX_DRAFTED: usize = 64;
 const _: () = assert!(SpeculativeConfig::MAX_TOKENS <= MAX_DRAFTED);
 
-/// Values of a partial result: the head's, and room for maximum and sum up to the next 16 bytes.
+/// Values of a partial result: the head's, maximum and sum, padded to 16 bytes.
 pub(in crate::ops::gpu) const fn record_values(head_dim: usize) -> usize {
     head_dim + 4
 }
@@ -59,55 +60,55 @@ struct DecodeAttentionArgs {
     num_chunks: u32,
     window: u32,
     whole_size: u32,
-    piece_size: u32,
-    num_pieces: u32,
+    split_size: u32,
+    num_splits: u32,
     num_tokens: u32,
     scale: f32,
     rotation: Rotation,
     soft_cap: f32,
 }
 
-/// Whether attention over such a cache has a kernel of tensor cores.
+/// Whether tensor cores have a kernel for attention over such a cache.
 pub(in crate::ops::gpu) fn has_kernel(tuning: Tuning, dtype: KvCacheDType, head_dim: usize) -> bool {
     tuning.has_tensor_cores() && dtype != KvCacheDType::F32 && head_dim.is_multiple_of(16)
 }
 
-/// Pieces that the context of a token is cut into which attends to so many positions up to itself.
-fn num_pieces(mut piece_size: usize, seq_len: usize, window: usize) -> usize {
+/// KV splits for a token that attends to this many positions, including its own.
+fn num_splits(mut split_size: usize, seq_len: usize, window: usize) -> usize {
     let len = seq_len - seq_len.saturating_sub(window) / TILE * TILE;
     if len <= WHOLE_SIZE {
         return 1;
     }
-    while piece_size * MAX_PIECES < len {
-        piece_size *= 2;
+    while split_size * MAX_SPLITS < len {
+        split_size *= 2;
     }
-    len.div_ceil(piece_size)
+    len.div_ceil(split_size)
 }
 
-/// Whether none of the step's contexts is cut.
+/// Whether none of the step's contexts is split.
 pub(in crate::ops::gpu) fn are_whole(inputs: &GpuInputs, window: usize) -> bool {
-    inputs.decode().lens().all(|len| num_pieces(PIECE_SIZE, len, window) == 1)
+    inputs.decode().lens().all(|len| num_splits(SPLIT_SIZE, len, window) == 1)
 }
 
-/// The most pieces of any context up to this length.
-pub(in crate::ops::gpu) fn max_pieces(max_model_len: usize, window: usize) -> usize {
+/// The maximum number of splits of any context up to this length.
+pub(in crate::ops::gpu) fn max_splits(max_model_len: usize, window: usize) -> usize {
     let len = max_model_len.min(window.saturating_add(TILE - 1));
-    if len <= WHOLE_SIZE { 1 } else { len.div_ceil(PIECE_SIZE).min(MAX_PIECES) }
+    if len <= WHOLE_SIZE { 1 } else { len.div_ceil(SPLIT_SIZE).min(MAX_SPLITS) }
 }
 
-/// What is read and written.
+/// The inputs and outputs.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::ops::gpu) struct DecodeOperands<'a> {
     pub(in crate::ops::gpu) q: &'a GpuBuffer,
-    /// Values from one token's queries to the next.
+    /// The stride of tokens' queries, in values.
     pub(in crate::ops::gpu) q_stride: usize,
-    /// How queries are rotated, behind which are the keys and values for the cache, if that is not done.
+    /// The rotation of queries; keys and values for the cache follow them. None if they are rotated already.
     pub(in crate::ops::gpu) rope: Option<Rope<'a>>,
     pub(in crate::ops::gpu) pools: Pools<'a>,
-    /// Room for the pieces of all rows.
+    /// Space for the partial results of all rows.
     pub(in crate::ops::gpu) partials: &'a GpuBuffer,
     pub(in crate::ops::gpu) out: &'a GpuBuffer,
-    /// For what product results are rounded, if they are: of whole contexts only, see [`are_whole`].
+    /// The order in which results are packed for a matmul, if they are: without splits only, see [`are_whole`].
     pub(in crate::ops::gpu) next: Option<Pairs>,
 }
 
@@ -124,8 +125,8 @@ pub(in crate::ops::gpu) fn decode_attention(
     let heads_per_kv_head = num_heads / pools.num_kv_heads;
     let num_chunks = heads_per_kv_head.div_ceil(HEADS);
     let tokens = inputs.decode();
-    let piece_size = piece_size(pools.dtype, pools.num_kv_heads * num_chunks);
-    let num_pieces = tokens.lens().map(|len| num_pieces(piece_size, len, window)).max().unwrap_or(0);
+    let split_size = split_size(pools.dtype, pools.num_kv_heads * num_chunks);
+    let num_splits = tokens.lens().map(|len| num_splits(split_size, len, window)).max().unwrap_or(0);
     let args = DecodeAttentionArgs {
         pages: pools.pages,
         num_heads: num_heads as u32,
@@ -133,8 +134,8 @@ pub(in crate::ops::gpu) fn decode_attention(
         num_chunks: num_chunks as u32,
         window: window as u32,
         whole_size: WHOLE_SIZE as u32,
-        piece_size: piece_size as u32,
-        num_pieces: num_pieces as u32,
+        split_size: split_size as u32,
+        num_splits: num_splits as u32,
         num_tokens: tokens.lens().count() as u32,
         scale,
         rotation: rope.map(|rope| rope.rotation(head_dim)).unwrap_or_default(),
@@ -144,12 +145,12 @@ pub(in crate::ops::gpu) fn decode_attention(
     let [has_sinks, has_soft_cap] = spec.flags();
     let flags = Flags::of([has_norms, is_interleaved, rope.is_some(), has_sinks, has_soft_cap]);
     let sinks = spec.sinks_or(Binding::read(q));
-    // What does not rotate does not read these.
+    // The kernel variants without rotation do not read these.
     let [q_norm, k_norm, table] = rope.map_or([Binding::read(q); 3], |rope| rope.norms_and_table());
     let cached = |pool| if rope.is_some() { Binding::read_write(pool) } else { Binding::read(pool) };
-    // Both go to memory and come back.
+    // Partial results are written to memory and read back.
     let record_bytes = 4 * record_values(head_dim);
-    let merge_cost = Cost::bytes(2 * num_heads * num_pieces * record_bytes);
+    let merge_cost = Cost::bytes(2 * num_heads * num_splits * record_bytes);
     let cost = |len: usize| {
         let num_keys = len.min(window);
         let keys = Cost {
@@ -158,10 +159,10 @@ pub(in crate::ops::gpu) fn decode_attention(
         };
         keys + merge_cost
     };
-    for (rows, cost) in gpu.patience().pieces(tokens.lens().map(cost)) {
+    for (rows, cost) in gpu.dispatch_budget().chunks(tokens.lens().map(cost)) {
         let decode_rows = inputs.rows_from(tokens, rows.start);
-        let partials_offset = rows.start * num_heads * num_pieces * record_bytes;
-        let (out_binding, partials_binding) = if num_pieces == 1 {
+        let partials_offset = rows.start * num_heads * num_splits * record_bytes;
+        let (out_binding, partials_binding) = if num_splits == 1 {
             (Binding::write(out), Binding::read(partials))
         } else {
             (Binding::read(out), Binding::write(partials).at(partials_offset))
@@ -188,12 +189,12 @@ pub(in crate::ops::gpu) fn decode_attention(
                 args: bytes_of(&args),
                 buffers: &buffers,
                 threadgroup_memory: threadgroup_memory(pools.dtype, head_dim, heads_per_kv_head.min(HEADS)),
-                grid: [num_pieces, pools.num_kv_heads * num_chunks, rows.len()],
+                grid: [num_splits, pools.num_kv_heads * num_chunks, rows.len()],
                 num_threads: 32 * NUM_WARPS,
                 cost,
             },
         )?;
-        if num_pieces > 1 {
+        if num_splits > 1 {
             gpu.launch(
                 Kernel::DecodeAttentionMerge { head_dim },
                 Flags::of([false, false, false, has_sinks]),
@@ -216,19 +217,19 @@ pub(in crate::ops::gpu) fn decode_attention(
     Ok(())
 }
 
-/// The widest head of the kernel's variant for this one.
+/// The widest head of the kernel variant for this one.
 pub(in crate::ops::gpu) fn max_dim(head_dim: usize) -> usize {
     if head_dim <= 128 { 128 } else { 256 }
 }
 
-/// Bytes for maxima and sums, and then queries in halves with a key and a value, or the results of `num_heads` heads of all
-/// warps.
+/// Bytes for maxima and sums, and then for queries in halves with a key and a value, or for the results of `num_heads`
+/// heads of all warps.
 fn threadgroup_memory(dtype: KvCacheDType, head_dim: usize, num_heads: usize) -> usize {
     let totals = 4 * HEADS * (2 * NUM_WARPS + 1);
     let queries = HEADS * 2 * (max_dim(head_dim) + 32);
     let results = 4 * NUM_WARPS * num_heads * (head_dim + 4);
     let own = match dtype {
-        // Codes and scales, and what they are made of.
+        // Codes and scales, and space for quantization.
         KvCacheDType::Q8_0 => 2 * (dtype.row_bytes(max_dim(head_dim)) + 4 * max_dim(head_dim)),
         _ => 2 * 2 * max_dim(head_dim),
     };
@@ -242,7 +243,7 @@ mod tests {
     #[test]
     fn a_context_is_cut_by_what_is_attended_to() {
         let whole = usize::MAX;
-        for (seq_len, window, pieces) in [
+        for (seq_len, window, splits) in [
             (1, whole, 1),
             (512, whole, 1),
             (513, whole, 3),
@@ -252,31 +253,31 @@ mod tests {
             (8192, whole, 32),
             (8193, whole, 17),
             (131_072, whole, 32),
-            // From the last multiple of a tile before the window on.
+            // Splits start at the last multiple of a tile before the window.
             (100_000, 512, 1),
             (100_001, 512, 3),
             (100_000, 4096, 16),
             (100_001, 4096, 17),
             (7, 1, 1),
         ] {
-            assert_eq!(num_pieces(PIECE_SIZE, seq_len, window), pieces, "{seq_len}, {window}");
+            assert_eq!(num_splits(SPLIT_SIZE, seq_len, window), splits, "{seq_len}, {window}");
         }
     }
 
     #[test]
-    fn there_is_room_for_the_pieces_of_any_length() {
+    fn scratch_memory_holds_the_splits_of_any_length() {
         for max_len in [1, 512, 513, 1000, 8192, 8193, 40_000] {
             for window in [1, 500, 512, 2049, usize::MAX] {
-                let most = (1..=max_len).map(|len| num_pieces(PIECE_SIZE, len, window)).max();
-                let room = max_pieces(max_len, window);
+                let most = (1..=max_len).map(|len| num_splits(SPLIT_SIZE, len, window)).max();
+                let capacity = max_splits(max_len, window);
                 assert!(
-                    most.is_some_and(|most| (most..=most + 1).contains(&room)),
-                    "{max_len}, {window}: {most:?}, {room}"
+                    most.is_some_and(|most| (most..=most + 1).contains(&capacity)),
+                    "{max_len}, {window}: {most:?}, {capacity}"
                 );
-                let longer = (1..=max_len).map(|len| num_pieces(2 * PIECE_SIZE, len, window)).max();
+                let longer = (1..=max_len).map(|len| num_splits(2 * SPLIT_SIZE, len, window)).max();
                 assert!(
-                    longer.is_some_and(|longer| longer <= room),
-                    "{max_len}, {window}: {longer:?}, {room}"
+                    longer.is_some_and(|longer| longer <= capacity),
+                    "{max_len}, {window}: {longer:?}, {capacity}"
                 );
             }
         }

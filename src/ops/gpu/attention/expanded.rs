@@ -1,9 +1,9 @@
-//! Launches of latent attention with keys and values.
+//! Launches of latent attention with expanded keys and values.
 //!
-//! They are made for a span of a sequence's context at a time: latent rows come out of the cache, products with the
-//! projections of all heads become the keys and values of a cache that has one block for each head, and flash attention
-//! over it goes on with what the tokens know of the spans before. Where a span ends depends on positions alone, so a
-//! token's result does not depend on what else is in the step.
+//! They are expanded for a span of a sequence's context at a time. Latent rows are read from the cache; matmuls with
+//! the projections of all heads make keys and values, a cache with one block for each head; flash attention over it
+//! continues with the running results of earlier spans. Span bounds depend on positions alone, so a token's result does
+//! not depend on the rest of the step.
 
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
@@ -21,17 +21,17 @@ use crate::ops::gpu::backend::{Flags, GpuBackend, Work};
 use crate::ops::gpu::cost::Cost;
 use crate::ops::gpu::kernel::Kernel;
 use crate::ops::gpu::matmul::GpuStack;
-use crate::ops::gpu::matmul::Rounded;
-use crate::ops::gpu::matmul::{Operands, Part, Stacked, matmul};
+use crate::ops::gpu::matmul::PackedActivations;
+use crate::ops::gpu::matmul::{GpuProjection, Operands, Stacked, matmul};
 use crate::ops::gpu::step_inputs::{ExpandedRow, GpuInputs};
 use crate::ops::gpu::{Binding, GpuBuffer, Placement};
 use crate::{Error, Result};
 
-/// Positions whose keys and values are in memory at once.
+/// Positions of a span.
 const SPAN: usize = 1024;
 const _: () = assert!(SPAN.is_multiple_of(MAX_KEYS));
 
-/// Positions are made in multiples of it: all products are the same kernel's, for the largest tile.
+/// Positions are expanded in multiples of this: all matmuls use the same kernel, that of the largest tile.
 const UNIT: usize = 32;
 
 /// `LatentReadArgs` of the kernels.
@@ -47,17 +47,17 @@ struct LatentReadArgs {
     end: u32,
 }
 
-/// What expanded attention reads, and where its results go.
+/// The inputs and outputs of expanded attention.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ExpandedOperands<'a> {
-    /// Heads that begin with the values that are not rotated.
+    /// Queries, whose heads begin with the values that are not rotated.
     pub(crate) queries: &'a GpuBuffer,
-    /// Values from one token's queries to the next.
+    /// The stride of tokens' queries, in values.
     pub(crate) query_width: usize,
     /// Heads as wide as a row of the cache, which end with the rotated values.
     pub(crate) absorbed: &'a GpuBuffer,
     pub(crate) rows: LatentRows<'a>,
-    /// Of the latent row into keys, `[heads, nope, rank]`, and into values, `[heads, value_dim, rank]`.
+    /// The projections of latent rows to keys, `[heads, nope, rank]`, and to values, `[heads, value_dim, rank]`.
     pub(crate) keys: &'a GpuStack,
     pub(crate) values: &'a GpuStack,
     pub(crate) out: &'a GpuBuffer,
@@ -68,15 +68,15 @@ pub(crate) struct ExpandedOperands<'a> {
 pub(crate) struct GpuExpandedAttention {
     shape: ExpandedShape,
     scale: f32,
-    /// Positions that there is room for.
+    /// The capacity in positions.
     capacity: usize,
     /// `[position, rank]`.
     latent: GpuBuffer,
-    rounded: Option<Rounded>,
+    packed: Option<PackedActivations>,
     /// `[head, position, head_dim]` and `[head, position, value_dim]`.
     keys: GpuBuffer,
     values: GpuBuffer,
-    /// Of each token and head, the largest score and the sum so far.
+    /// The maximum score and the running sum of each token and head.
     totals: GpuBuffer,
 }
 
@@ -101,32 +101,32 @@ impl GpuExpandedAttention {
             .with_hint("use --device cpu"));
         }
         let capacity = SPAN.min(max_model_len).next_multiple_of(UNIT);
-        // In single precision; in half precision they take half of it.
+        // For single precision; half precision takes half of it.
         let floats = |len: usize| gpu.device().allocate(4 * len, Placement::Private);
         Ok(Self {
             shape,
             scale: scale * LOG2_E,
             capacity,
             latent: floats(capacity * rank)?,
-            rounded: Rounded::new(gpu, capacity, rank)?,
+            packed: PackedActivations::new(gpu, capacity, rank)?,
             keys: floats(capacity * num_heads * head_dim)?,
             values: floats(capacity * num_heads * value_dim)?,
             totals: floats(2 * max_num_tokens * num_heads)?,
         })
     }
 
-    /// The type of keys and values that are made of rows of this type. What has the digits of bf16 in the cache is exact in
-    /// single precision; they would be rounded once more.
+    /// The type of keys and values that are expanded from rows of this type. Single precision keeps the results exact
+    /// to more digits than bf16 rows have; half precision would round them once more.
     fn dtype(rows: KvCacheDType) -> KvCacheDType {
         if is_half(rows) { KvCacheDType::F16 } else { KvCacheDType::F32 }
     }
 
-    /// Tokens of a tile over rows of this type: as many as the kernel for the widest heads takes.
+    /// Tokens of a tile over rows of this type: the number in the kernel for the widest heads.
     pub(crate) fn tokens_per_tile(gpu: &GpuBackend, rows: KvCacheDType) -> usize {
         GpuAttention::tokens_per_tile(gpu, 1, Self::dtype(rows), MAX_HEAD_DIM)
     }
 
-    /// Attention of the tokens of a step's expanded rows.
+    /// Attention of the tokens of a step's expanded sequences.
     pub(crate) fn run(
         &self,
         gpu: &GpuBackend,
@@ -143,7 +143,7 @@ impl GpuExpandedAttention {
         Ok(())
     }
 
-    /// Makes the keys and values of a span.
+    /// Expands the keys and values of a span.
     fn expand(
         &self,
         gpu: &GpuBackend,
@@ -186,7 +186,7 @@ impl GpuExpandedAttention {
         for (stack, target, width) in
             [(operands.keys, &self.keys, shape.head_dim()), (operands.values, &self.values, value_dim)]
         {
-            let product = Operands {
+            let operands = Operands {
                 num_tokens: num_positions,
                 x: Binding::read(&self.latent),
                 x_stride: rank,
@@ -194,17 +194,17 @@ impl GpuExpandedAttention {
                 out: Binding::write(target),
                 out_stride: width,
                 is_half: Self::dtype(dtype) == KvCacheDType::F16,
-                // All heads are made of the same rows.
+                // All heads are expanded from the same rows.
                 stacked: Stacked::Heads { num_heads, x_stride: 0, out_stride: capacity * width },
-                rounded: self.rounded.as_ref(),
-                is_rounded: false,
+                packed: self.packed.as_ref(),
+                is_packed: false,
             };
-            matmul(gpu, &[Part::of_stack(stack)], &product)?;
+            matmul(gpu, &[GpuProjection::of_stack(stack)], &operands)?;
         }
         Ok(())
     }
 
-    /// Adds a span to the results of those tiles that reach it.
+    /// Adds a span to the results of the tiles that attend to it.
     fn attend(
         &self,
         gpu: &GpuBackend,
@@ -238,7 +238,7 @@ impl GpuExpandedAttention {
                 rotated_width: operands.rows.row_dim as u32,
             },
         };
-        // The first span writes what the next ones go on with, and the last one what is known then.
+        // The first span initialises the running results, and the last one writes the final ones.
         let (is_first, is_last) = (span.start == 0, span.end == row.seq_len);
         let (out, totals) = match (is_first, is_last) {
             (true, true) => (Binding::write(operands.out), Binding::read(&self.totals)),

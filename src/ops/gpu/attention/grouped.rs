@@ -11,33 +11,33 @@ use super::prefill::{self, prefill_attention};
 use crate::ops::gpu::backend::{Flags, GpuBackend, Work};
 use crate::ops::gpu::cost::Cost;
 use crate::ops::gpu::kernel::Kernel;
-use crate::ops::gpu::matmul::rounded::{self, Pairs};
+use crate::ops::gpu::matmul::packed_activations::{self, Pairs};
 use crate::ops::gpu::step_inputs::GpuInputs;
 use crate::ops::gpu::{Binding, GpuBuffer, Placement, Tuning};
 use crate::ops::{AttentionHeads, AttentionSpec, KvCacheDType};
 use crate::weights::DType;
 use crate::{Error, Result};
 
-/// Query heads that may share a key head: a tile of flash attention has at least so many rows.
+/// Query heads that may share a key head: a tile of flash attention has at least this many rows.
 const FLASH_ROWS: usize = 16;
 
-/// Positions of a piece of the context. Shorter pieces spread a single sequence over more cores and cost more of
-/// everything else: half of it took a fifth longer for 32 sequences of 4,096 tokens on an NVIDIA H200.
-pub(in crate::ops::gpu) const PIECE_SIZE: usize = 256;
+/// Positions of a KV split. Shorter splits spread a single sequence over more cores, but add overhead: half of this
+/// took a fifth longer for 32 sequences of 4,096 tokens on an NVIDIA H200.
+pub(in crate::ops::gpu) const SPLIT_SIZE: usize = 256;
 
-/// Most pieces of a context: their partial results are kept for every sequence of a step.
-pub(in crate::ops::gpu) const MAX_PIECES: usize = 64;
+/// Maximum KV splits of a context: partial results are kept for every sequence of a step.
+pub(in crate::ops::gpu) const MAX_SPLITS: usize = 64;
 
-/// Scores of a piece that threadgroup memory has room for.
+/// Scores of a KV split that fit into threadgroup memory.
 const MAX_SCORES: usize = 7168;
 
 /// Values of a head that a lane merges.
 const MERGED: usize = 4;
 
-/// Heads that a threadgroup rotates: a GPU takes long to begin as many threadgroups as a prompt has heads.
+/// Heads that a threadgroup rotates: one threadgroup per head of a prompt would take long to launch.
 pub(in crate::ops::gpu) const ROTATED_HEADS: usize = 8;
 
-/// Most values of a head.
+/// Maximum values of a head.
 pub(in crate::ops::gpu) const MAX_HEAD_DIM: usize = 256;
 
 /// `Pages` of the kernels.
@@ -47,9 +47,9 @@ pub(in crate::ops::gpu) struct Pages {
     pub(in crate::ops::gpu) num_kv_heads: u32,
     pub(in crate::ops::gpu) block_size: u32,
     pub(in crate::ops::gpu) head_dim: u32,
-    /// Rows from one block to the next.
+    /// The stride of blocks, in rows.
     pub(in crate::ops::gpu) block_rows: u32,
-    /// Where scales begin in a pool, in units of 16 bytes, if there are scales.
+    /// The offset of scales in a pool, in units of 16 bytes; 0 without scales.
     pub(in crate::ops::gpu) scales: u32,
 }
 
@@ -78,8 +78,8 @@ pub(in crate::ops::gpu) struct PagedAttentionArgs {
     pub(in crate::ops::gpu) pages: Pages,
     pub(in crate::ops::gpu) num_heads: u32,
     pub(in crate::ops::gpu) q_stride: u32,
-    pub(in crate::ops::gpu) piece_size: u32,
-    pub(in crate::ops::gpu) num_pieces: u32,
+    pub(in crate::ops::gpu) split_size: u32,
+    pub(in crate::ops::gpu) num_splits: u32,
     pub(in crate::ops::gpu) window: u32,
     pub(in crate::ops::gpu) num_slices: u32,
     pub(in crate::ops::gpu) scale: f32,
@@ -115,14 +115,14 @@ pub(in crate::ops::gpu) struct FlashAttentionArgs {
 pub(crate) struct GpuAttentionSpec<'a> {
     pub(in crate::ops::gpu) num_heads: usize,
     pub(in crate::ops::gpu) scale: f32,
-    /// Positions that a token attends to, itself included.
+    /// Positions that a token attends to, including its own.
     pub(in crate::ops::gpu) window: usize,
     soft_cap: Option<f32>,
     sinks: Option<Binding<'a>>,
 }
 
 impl<'a> GpuAttentionSpec<'a> {
-    /// For kernels that do not read it, any number.
+    /// Arbitrary for kernels that do not read it.
     pub(in crate::ops::gpu) fn soft_cap(&self) -> f32 {
         self.soft_cap.unwrap_or(0.0)
     }
@@ -132,7 +132,7 @@ impl<'a> GpuAttentionSpec<'a> {
         [self.sinks.is_some(), self.soft_cap.is_some()]
     }
 
-    /// The sinks, or what stands for those that are not there.
+    /// The sinks, or another buffer for kernels that do not read them.
     pub(in crate::ops::gpu) fn sinks_or(&self, other: Binding<'a>) -> Binding<'a> {
         self.sinks.unwrap_or(other)
     }
@@ -156,7 +156,7 @@ impl Pools<'_> {
     }
 }
 
-/// What is rotated, and how.
+/// The rotation's inputs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rope<'a> {
     pub(crate) qkv: &'a GpuBuffer,
@@ -183,7 +183,7 @@ impl<'a> Rope<'a> {
         [self.norms.is_some(), self.is_interleaved]
     }
 
-    /// The norms, and the table, which stands for those that are not there.
+    /// The norms, or the table for kernels that do not read them, and the table.
     pub(in crate::ops::gpu) fn norms_and_table(&self) -> [Binding<'a>; 3] {
         let table = Binding::read(self.table);
         let (q_norm, k_norm) = self.norms.map_or((table, table), |(q, k, _)| (q, k));
@@ -223,25 +223,25 @@ pub(crate) fn rope_kv_write(
             threadgroup_memory: 0,
             grid: [num_all_heads.div_ceil(ROTATED_HEADS), rope.num_tokens, 1],
             num_threads: 32 * ROTATED_HEADS,
-            // In and out, as wide as the widest of caches.
+            // Read and written, at the widest type of caches.
             cost: Cost::bytes(2 * 4 * rope.num_tokens * num_all_heads * pools.head_dim),
         },
     )
 }
 
-/// The memory of partial results, of all layers.
+/// The memory of partial results, shared by all layers.
 #[derive(Debug)]
 pub(crate) struct GpuAttention {
     max_model_len: usize,
-    piece_size: usize,
+    split_size: usize,
     partials: GpuBuffer,
 }
 
-/// What [`GpuAttention`] is made for.
+/// The parameters of [`GpuAttention`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AttentionSizes {
     pub(crate) heads: AttentionHeads,
-    /// The longest window of any layer; none if a layer has none.
+    /// The longest window of any layer; none if some layer has none.
     pub(crate) max_window: Option<usize>,
     pub(crate) max_model_len: usize,
     pub(crate) max_num_rows: usize,
@@ -260,21 +260,21 @@ impl GpuAttention {
             .with_hint("use --device cpu"));
         }
         let Heads { heads, num_chunks } = Heads::of(num_heads / num_kv_heads);
-        let wanted = max_model_len.div_ceil(MAX_PIECES).max(PIECE_SIZE);
-        let piece_size = wanted.min(MAX_SCORES / (heads * num_chunks)) / 32 * 32;
-        let num_pieces = max_model_len.div_ceil(piece_size);
-        let mut values_per_head = num_pieces * (head_dim + 2);
-        let mut is_cut = num_pieces > 1;
+        let wanted = max_model_len.div_ceil(MAX_SPLITS).max(SPLIT_SIZE);
+        let split_size = wanted.min(MAX_SCORES / (heads * num_chunks)) / 32 * 32;
+        let num_splits = max_model_len.div_ceil(split_size);
+        let mut values_per_head = num_splits * (head_dim + 2);
+        let mut is_cut = num_splits > 1;
         if gpu.tuning().has_tensor_cores() {
-            // The type of the cache, which decides between the kernels, is not known yet.
+            // The cache's type selects the kernel and is not known yet.
             let longest = max_window.unwrap_or(max_model_len);
-            let num_pieces = decode::max_pieces(max_model_len, longest);
-            values_per_head = values_per_head.max(num_pieces * decode::record_values(head_dim));
-            is_cut |= num_pieces > 1;
+            let num_splits = decode::max_splits(max_model_len, longest);
+            values_per_head = values_per_head.max(num_splits * decode::record_values(head_dim));
+            is_cut |= num_splits > 1;
         }
         let num_values = if is_cut { sizes.max_num_rows * num_heads * values_per_head } else { 4 };
         let partials = gpu.device().allocate(4 * num_values, Placement::Private)?;
-        Ok(Self { max_model_len, piece_size, partials })
+        Ok(Self { max_model_len, split_size, partials })
     }
 
     /// A layer's attention for the kernels.
@@ -295,7 +295,7 @@ impl GpuAttention {
         })
     }
 
-    /// Tokens of a tile when `heads_per_kv_head` heads share keys.
+    /// Tokens of a tile if `heads_per_kv_head` heads share keys.
     pub(crate) fn tokens_per_tile(
         gpu: &GpuBackend,
         heads_per_kv_head: usize,
@@ -309,8 +309,8 @@ impl GpuAttention {
         (rows / heads_per_kv_head).max(1)
     }
 
-    /// Attention of all tokens of a step: those of sequences with one token and those of the others. If all that reads the
-    /// results is a product with weights of the format `next`, they may be rounded for it, and are if this says so.
+    /// Attention of all tokens of a step. If the only reader of the results is a matmul with weights of the format
+    /// `next`, the kernels may pack them for it. Returns whether they did.
     #[expect(clippy::too_many_arguments, reason = "an op's operands")]
     pub(crate) fn run(
         &self,
@@ -332,7 +332,8 @@ impl GpuAttention {
         Ok(next.is_some())
     }
 
-    /// For what product results of `num_tokens` tokens are rounded: kernels put whole steps of a product together, of one head.
+    /// The order in which results of `num_tokens` tokens are packed for a matmul: a step of the matmul has to be of one
+    /// head.
     fn next(
         gpu: &GpuBackend,
         next: Option<DType>,
@@ -340,19 +341,20 @@ impl GpuAttention {
         (width, head_dim): (usize, usize),
         out: &GpuBuffer,
     ) -> Option<Pairs> {
-        let are_whole = head_dim.is_multiple_of(64) && width == rounded::stride(width);
-        rounded::for_next(gpu, next.filter(|_| are_whole), num_tokens, width, out)
+        let are_whole = head_dim.is_multiple_of(64) && width == packed_activations::stride(width);
+        packed_activations::for_next(gpu, next.filter(|_| are_whole), num_tokens, width, out)
     }
 
-    /// Whether attention of all tokens of such a step is of the kind that can rotate.
+    /// Whether the kernel for such a step can rotate.
     pub(crate) fn can_rotate(gpu: &GpuBackend, inputs: &GpuInputs, pools: Pools<'_>) -> bool {
-        // That kernel writes its own key while others read.
+        // That kernel would write its own key while other thread blocks read it.
         inputs.num_tiles() == 0
             && !inputs.has_drafts()
             && decode::has_kernel(gpu.tuning(), pools.dtype, pools.head_dim)
     }
 
-    /// Rotation, the way into the cache and attention in one, if [`Self::can_rotate`] says so. Of rounded results as [`Self::run`].
+    /// Rotation, the write to the cache and attention in one launch, if [`Self::can_rotate`]. Packs results as
+    /// [`Self::run`] does.
     #[expect(clippy::too_many_arguments, reason = "an op's operands")]
     pub(crate) fn run_rotating(
         &self,
@@ -408,25 +410,25 @@ impl GpuAttention {
         let num_slices = (8 / num_chunks).clamp(1, 4);
         let num_simdgroups = num_slices * num_chunks;
         let tokens = inputs.decode();
-        let num_pieces = tokens.max_len().div_ceil(self.piece_size);
+        let num_splits = tokens.max_len().div_ceil(self.split_size);
         let args = PagedAttentionArgs {
             pages: pools.pages,
             num_heads: num_heads as u32,
             q_stride: q_stride as u32,
-            piece_size: self.piece_size as u32,
-            num_pieces: num_pieces as u32,
+            split_size: self.split_size as u32,
+            num_splits: num_splits as u32,
             window: window as u32,
             num_slices: num_slices as u32,
             scale,
             soft_cap: spec.soft_cap(),
         };
-        let scores = num_chunks * heads * self.piece_size;
+        let scores = num_chunks * heads * self.split_size;
         let results = num_simdgroups * heads * pools.head_dim;
         let lanes_per_key = (pools.head_dim / 8).next_power_of_two().max(8);
         let num_padded_heads = pools.num_kv_heads * num_chunks * heads;
-        // A record of each head and piece, which goes to memory and comes back.
+        // A partial result for each head and split is written to memory and read back.
         let record_bytes = 4 * (pools.head_dim + 2);
-        let merge_cost = Cost::bytes(num_heads * num_pieces * record_bytes);
+        let merge_cost = Cost::bytes(num_heads * num_splits * record_bytes);
         let cost = |len: usize| {
             let num_keys = len.min(window);
             let keys = Cost {
@@ -435,10 +437,10 @@ impl GpuAttention {
             };
             keys + merge_cost
         };
-        for (rows, cost) in gpu.patience().pieces(tokens.lens().map(cost)) {
+        for (rows, cost) in gpu.dispatch_budget().chunks(tokens.lens().map(cost)) {
             let decode_rows = inputs.rows_from(tokens, rows.start);
-            let partials_offset = rows.start * num_heads * num_pieces * record_bytes;
-            let (out_binding, partials) = if num_pieces == 1 {
+            let partials_offset = rows.start * num_heads * num_splits * record_bytes;
+            let (out_binding, partials) = if num_splits == 1 {
                 (Binding::write(out), Binding::read(&self.partials))
             } else {
                 (Binding::read(out), Binding::write(&self.partials).at(partials_offset))
@@ -460,12 +462,12 @@ impl GpuAttention {
                     args: bytes_of(&args),
                     buffers: &buffers,
                     threadgroup_memory: (2 * num_chunks * heads + scores.max(results)) * 4,
-                    grid: [num_pieces, pools.num_kv_heads, rows.len()],
+                    grid: [num_splits, pools.num_kv_heads, rows.len()],
                     num_threads: num_simdgroups * 32,
                     cost,
                 },
             )?;
-            if num_pieces > 1 {
+            if num_splits > 1 {
                 let partials = Binding::read(&self.partials).at(partials_offset);
                 let (num_rows, cost) = (rows.len(), rows.map(|_| merge_cost).sum());
                 merge(gpu, &args, spec.sinks, decode_rows, num_rows, partials, out, cost)?;
@@ -511,22 +513,22 @@ fn prefill(
     flash_attention(gpu, inputs, 0..inputs.num_tiles(), args, operands)
 }
 
-/// What flash attention reads and writes.
+/// The inputs and outputs of flash attention.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::ops::gpu) struct FlashOperands<'a> {
-    /// Of keys and values.
+    /// The pages of keys and values.
     pub(in crate::ops::gpu) dtype: KvCacheDType,
     pub(in crate::ops::gpu) value_dim: usize,
     pub(in crate::ops::gpu) q: Binding<'a>,
     pub(in crate::ops::gpu) k: Binding<'a>,
     pub(in crate::ops::gpu) v: Binding<'a>,
     pub(in crate::ops::gpu) out: Binding<'a>,
-    /// If keys and values are those of a span, rotated ends of queries, and maxima and sums.
+    /// For expanded keys and values: the rotated ends of queries, and maxima and sums.
     pub(in crate::ops::gpu) between_spans: Option<[Binding<'a>; 2]>,
-    /// For each query head, if there are such.
+    /// The sinks of query heads, if any.
     pub(in crate::ops::gpu) sinks: Option<Binding<'a>>,
     pub(in crate::ops::gpu) has_soft_cap: bool,
-    /// For what product results are rounded, if they are; not between spans.
+    /// The order in which results are packed for a matmul, if they are; not between spans.
     pub(in crate::ops::gpu) next: Option<Pairs>,
 }
 
@@ -546,7 +548,7 @@ pub(in crate::ops::gpu) fn flash_attention(
     let (head_dim, num_kv_heads) = (pages.head_dim as usize, pages.num_kv_heads as usize);
     let flash = Flash::of(dtype, head_dim.max(value_dim));
     let keys = flash.keys(gpu.tuning());
-    // What a kernel does not read is bound to something that is there.
+    // Buffers that the kernel variant does not read are bound to another one.
     let [rotated, totals] = between_spans.unwrap_or([q; 2]);
     let cost = |positions: Range<usize>| {
         let begin = (positions.start + 1).saturating_sub(window as usize).max(span.begin as usize);
@@ -555,8 +557,8 @@ pub(in crate::ops::gpu) fn flash_attention(
         Cost { operations: 2 * (flash.rows() * num_values) as u64, bytes: dtype.row_bytes(num_values) as u64 }
     };
     let costs = inputs.tile_positions(tiles.clone()).map(cost);
-    for (piece, cost) in gpu.patience().pieces(costs) {
-        let prefill_tiles = inputs.prefill_tiles(tiles.start + piece.start);
+    for (chunk, cost) in gpu.dispatch_budget().chunks(costs) {
+        let prefill_tiles = inputs.prefill_tiles(tiles.start + chunk.start);
         let buffers =
             [q, k, v, inputs.block_tables(), prefill_tiles, out, rotated, totals, sinks.unwrap_or(q)];
         gpu.launch(
@@ -566,7 +568,7 @@ pub(in crate::ops::gpu) fn flash_attention(
                 args: bytes_of(&args),
                 buffers: &buffers,
                 threadgroup_memory: flash.threadgroup_memory(keys),
-                grid: [piece.len(), num_kv_heads, 1],
+                grid: [chunk.len(), num_kv_heads, 1],
                 num_threads: flash.simdgroups * 32,
                 cost,
             },
@@ -575,7 +577,8 @@ pub(in crate::ops::gpu) fn flash_attention(
     Ok(())
 }
 
-/// Merges the pieces of `num_rows` tokens, and the sinks of heads if there are any. A head of the result is as wide as `args` say of the cache.
+/// Merges the KV splits of `num_rows` tokens, and adds the sinks of heads if there are any. `args` give the width of a
+/// head of the result, as that of the cache.
 #[expect(clippy::too_many_arguments, reason = "a kernel's operands")]
 pub(in crate::ops::gpu) fn merge(
     gpu: &GpuBackend,
@@ -601,7 +604,7 @@ pub(in crate::ops::gpu) fn merge(
     )
 }
 
-/// How the query heads of a key head are divided: a simdgroup takes a chunk of `heads`.
+/// The division of a key head's query heads: a simdgroup has a chunk of `heads`.
 #[derive(Debug, Clone, Copy)]
 struct Heads {
     heads: usize,
@@ -615,12 +618,12 @@ impl Heads {
     }
 }
 
-/// Whether kernels have what they read of such a cache in half precision, queries and weights likewise.
+/// Whether kernels hold values of such a cache in half precision, like queries and weights.
 pub(in crate::ops::gpu) fn is_half(dtype: KvCacheDType) -> bool {
     matches!(dtype, KvCacheDType::F16 | KvCacheDType::Q8_0)
 }
 
-/// A variant of `metal_kernels/flash_attention.metal`, as it is instantiated there.
+/// A variant of `metal_kernels/flash_attention.metal`, as instantiated there.
 #[derive(Debug, Clone, Copy)]
 struct Flash {
     max_dim: usize,
@@ -640,7 +643,7 @@ impl Flash {
         8 * self.simdgroups
     }
 
-    /// Keys at a time.
+    /// Keys of a tile.
     fn keys(self, tuning: Tuning) -> usize {
         match (self.max_dim, self.value_bytes) {
             (64, _) => 32,

@@ -5,7 +5,7 @@ use std::f32::consts::LOG2_E;
 use bytemuck::{Pod, Zeroable, bytes_of};
 
 use super::decode_latent::{self, DecodeLatent, decode_latent_attention};
-use super::grouped::{MAX_PIECES, PIECE_SIZE, PagedAttentionArgs, Pages, ROTATED_HEADS, is_half, merge};
+use super::grouped::{MAX_SPLITS, PagedAttentionArgs, Pages, ROTATED_HEADS, SPLIT_SIZE, is_half, merge};
 use crate::ops::KvCacheDType;
 use crate::ops::gpu::backend::{Flags, GpuBackend, Work};
 use crate::ops::gpu::cost::Cost;
@@ -14,7 +14,7 @@ use crate::ops::gpu::step_inputs::{DecodeRows, GpuInputs};
 use crate::ops::gpu::{Binding, GpuBuffer, Placement};
 use crate::{Error, Result};
 
-/// Values of a row that a simdgroup has, and rows at a time, as in the kernel.
+/// A simdgroup's values of a row, and the rows that it reads at a time, as in the kernel.
 const SLAB: usize = 64;
 const KEYS: usize = 32;
 
@@ -46,8 +46,8 @@ struct LatentAttentionArgs {
     num_heads: u32,
     value_dim: u32,
     q_stride: u32,
-    piece_size: u32,
-    num_pieces: u32,
+    split_size: u32,
+    num_splits: u32,
     scale: f32,
 }
 
@@ -60,11 +60,11 @@ pub(crate) struct LatentRows<'a> {
     pub(in crate::ops::gpu) pages: Pages,
 }
 
-/// What is written to the cache, and the queries whose ends are rotated.
+/// Rows to write to the cache, and queries whose ends are rotated.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LatentWrite<'a> {
     pub(crate) queries: &'a GpuBuffer,
-    /// Values from one token's queries to the next, and from one head to the next.
+    /// The strides of tokens' queries and of heads' queries, in values.
     pub(crate) query_width: usize,
     pub(crate) query_stride: usize,
     pub(crate) kv: &'a GpuBuffer,
@@ -125,14 +125,14 @@ pub(crate) fn latent_kv_write(
 pub(crate) struct GpuLatentAttention {
     num_heads: usize,
     value_dim: usize,
-    piece_size: usize,
+    split_size: usize,
     partials: GpuBuffer,
 }
 
-/// What a launch reads and writes.
+/// The inputs and outputs of a launch.
 #[derive(Debug, Clone, Copy)]
 struct Operands<'a> {
-    /// Of scores, as exponents of two.
+    /// The scale of scores, for exponents of two.
     scale: f32,
     q: &'a GpuBuffer,
     q_stride: usize,
@@ -140,13 +140,13 @@ struct Operands<'a> {
     out: &'a GpuBuffer,
 }
 
-/// What [`GpuLatentAttention`] is made for.
+/// The parameters of [`GpuLatentAttention`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LatentSizes {
     pub(crate) num_heads: usize,
     /// Values of a row of the cache and of a query.
     pub(crate) row_dim: usize,
-    /// Of them, the first ones.
+    /// The first values of a row, which are its value.
     pub(crate) value_dim: usize,
     pub(crate) max_model_len: usize,
     pub(crate) max_num_rows: usize,
@@ -163,23 +163,23 @@ impl GpuLatentAttention {
             ))
             .with_hint("use --device cpu"));
         }
-        let piece_size = max_model_len.div_ceil(MAX_PIECES).max(PIECE_SIZE).next_multiple_of(KEYS);
-        let num_pieces = max_model_len.div_ceil(piece_size);
-        let mut values_per_head = num_pieces * (value_dim + 2);
-        let mut is_cut = num_pieces > 1;
+        let split_size = max_model_len.div_ceil(MAX_SPLITS).max(SPLIT_SIZE).next_multiple_of(KEYS);
+        let num_splits = max_model_len.div_ceil(split_size);
+        let mut values_per_head = num_splits * (value_dim + 2);
+        let mut is_cut = num_splits > 1;
         if gpu.tuning().has_tensor_cores() {
-            // The type of the cache, which decides between the kernels, is not known yet.
-            let num_pieces = decode_latent::max_pieces(max_model_len);
-            values_per_head = values_per_head.max(num_pieces * decode_latent::record_values(value_dim));
-            is_cut |= num_pieces > 1;
+            // The cache's type selects the kernel and is not known yet.
+            let num_splits = decode_latent::max_splits(max_model_len);
+            values_per_head = values_per_head.max(num_splits * decode_latent::record_values(value_dim));
+            is_cut |= num_splits > 1;
         }
         let num_values = if is_cut { max_num_rows * num_heads * values_per_head } else { 4 };
         let partials = gpu.device().allocate(4 * num_values, Placement::Private)?;
-        Ok(Self { num_heads, value_dim, piece_size, partials })
+        Ok(Self { num_heads, value_dim, split_size, partials })
     }
 
-    /// Attention of all tokens of a step: those of sequences with one token, whose context is divided, and those of
-    /// others, of which there are enough. Scores are multiplied by `scale`.
+    /// Attention of all single tokens of a step: those of sequences with one token, whose context is split, and those
+    /// of other sequences, which are enough without splits. Scores are multiplied by `scale`.
     #[expect(clippy::too_many_arguments, reason = "an op's operands")]
     pub(crate) fn run(
         &self,
@@ -198,7 +198,7 @@ impl GpuLatentAttention {
             return decode_latent_attention(gpu, inputs, latent);
         }
         let operands = Operands { scale, q, q_stride, rows, out };
-        self.launch(gpu, inputs, inputs.decode(), self.piece_size, operands)?;
+        self.launch(gpu, inputs, inputs.decode(), self.split_size, operands)?;
         let prefill = inputs.prefill_rows();
         self.launch(gpu, inputs, prefill, prefill.max_len().next_multiple_of(KEYS), operands)
     }
@@ -208,7 +208,7 @@ impl GpuLatentAttention {
         gpu: &GpuBackend,
         inputs: &GpuInputs,
         tokens: DecodeRows<'_>,
-        piece_size: usize,
+        split_size: usize,
         operands: Operands<'_>,
     ) -> Result<()> {
         let &Self { num_heads, value_dim, .. } = self;
@@ -216,32 +216,32 @@ impl GpuLatentAttention {
         let LatentRows { row_dim, pages, dtype, .. } = rows;
         let num_chunks = num_heads.div_ceil(HEADS);
         let num_simdgroups = row_dim.div_ceil(SLAB);
-        let num_pieces = tokens.max_len().div_ceil(piece_size.max(1));
+        let num_splits = tokens.max_len().div_ceil(split_size.max(1));
         let args = LatentAttentionArgs {
             pages,
             num_heads: num_heads as u32,
             value_dim: value_dim as u32,
             q_stride: q_stride as u32,
-            piece_size: piece_size as u32,
-            num_pieces: num_pieces as u32,
+            split_size: split_size as u32,
+            num_splits: num_splits as u32,
             scale,
         };
         let merge_args = PagedAttentionArgs {
             pages: Pages { head_dim: value_dim as u32, ..pages },
             num_heads: num_heads as u32,
             q_stride: q_stride as u32,
-            piece_size: piece_size as u32,
-            num_pieces: num_pieces as u32,
+            split_size: split_size as u32,
+            num_splits: num_splits as u32,
             window: u32::MAX,
             num_slices: 1,
             scale,
             soft_cap: 0.0,
         };
         let weight_bytes = if is_half(dtype) { 2 } else { 4 };
-        let parts = num_simdgroups * (KEYS + 4) * HEADS;
-        let threadgroup_memory = 4 * (parts + 3 * HEADS) + weight_bytes * HEADS * (KEYS + 8);
+        let partial_scores = num_simdgroups * (KEYS + 4) * HEADS;
+        let threadgroup_memory = 4 * (partial_scores + 3 * HEADS) + weight_bytes * HEADS * (KEYS + 8);
         let record_bytes = 4 * (value_dim + 2);
-        let merge_cost = Cost::bytes(num_heads * num_pieces * record_bytes);
+        let merge_cost = Cost::bytes(num_heads * num_splits * record_bytes);
         let cost = |len: usize| {
             let keys = Cost {
                 operations: 4 * (num_chunks * HEADS * num_simdgroups * SLAB * len) as u64,
@@ -249,11 +249,11 @@ impl GpuLatentAttention {
             };
             keys + merge_cost
         };
-        for (range, cost) in gpu.patience().pieces(tokens.lens().map(cost)) {
+        for (range, cost) in gpu.dispatch_budget().chunks(tokens.lens().map(cost)) {
             let (first, num_rows) = (range.start, range.len());
             let decode_rows = inputs.rows_from(tokens, first);
-            let partials_offset = first * num_heads * num_pieces * record_bytes;
-            let (out_binding, partials) = if num_pieces == 1 {
+            let partials_offset = first * num_heads * num_splits * record_bytes;
+            let (out_binding, partials) = if num_splits == 1 {
                 (Binding::write(out), Binding::read(&self.partials))
             } else {
                 (Binding::read(out), Binding::write(&self.partials).at(partials_offset))
@@ -273,12 +273,12 @@ impl GpuLatentAttention {
                     args: bytes_of(&args),
                     buffers: &buffers,
                     threadgroup_memory,
-                    grid: [num_chunks, num_pieces, num_rows],
+                    grid: [num_chunks, num_splits, num_rows],
                     num_threads: num_simdgroups * 32,
                     cost,
                 },
             )?;
-            if num_pieces > 1 {
+            if num_splits > 1 {
                 let partials = Binding::read(&self.partials).at(partials_offset);
                 let cost = range.map(|_| merge_cost).sum();
                 merge(gpu, &merge_args, None, decode_rows, num_rows, partials, out, cost)?;

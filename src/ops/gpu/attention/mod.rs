@@ -1,4 +1,4 @@
-//! Attention: which kernel takes which step, what its launches are, and the memory for parts of results.
+//! Attention: the choice of kernels for a step, their launches, and the memory for partial results.
 
 mod decode;
 mod decode_latent;

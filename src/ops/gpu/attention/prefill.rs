@@ -13,30 +13,31 @@ use crate::ops::gpu::cost::Cost;
 use crate::ops::gpu::kernel::Kernel;
 use crate::ops::gpu::step_inputs::GpuInputs;
 
-/// Rows of a tile: the query heads of a key head, of neighbouring tokens. Longer heads take several threadgroups for them.
+/// Rows of a tile: the query heads of a key head, of neighbouring tokens. A group with more rows takes several thread
+/// blocks.
 pub(in crate::ops::gpu) const TILE_ROWS: usize = 128;
 
-/// Threads of a threadgroup.
+/// Threads of a thread block.
 pub(in crate::ops::gpu) const NUM_THREADS: usize = 128;
 
-/// Keys of a tile, of the variant with most. Contexts are cut at multiples of it only.
+/// Keys of the largest variant's tile. Contexts are split only at multiples of it.
 pub(in crate::ops::gpu) const MAX_KEYS: usize = 64;
 
-/// Whether keys and values of this type go to the kernel.
+/// Whether the kernel supports keys and values of this type.
 pub(in crate::ops::gpu) fn is_for(tuning: Tuning, dtype: KvCacheDType) -> bool {
     tuning.has_tensor_cores() && dtype != KvCacheDType::F32
 }
 
-/// A variant of the kernel, as it is instantiated there.
+/// A variant of the kernel, as instantiated there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::ops::gpu) struct Variant {
-    /// What it is called.
+    /// Its name.
     pub(in crate::ops::gpu) max_dim: usize,
-    /// Rows of a threadgroup.
+    /// Rows of a thread block.
     rows: usize,
-    /// Keys at a time.
+    /// Keys of a tile.
     keys: usize,
-    /// Whether queries wait in threadgroup memory, and not in registers.
+    /// Whether queries are kept in shared memory instead of registers.
     stages_queries: bool,
 }
 
@@ -51,8 +52,7 @@ impl Variant {
         }
     }
 
-    /// Bytes for keys and values, the rows of the cache that they and the next ones come from, what the tile's rows are,
-    /// and queries.
+    /// Bytes for keys and values, the cache rows of the current and the next tile, the tile's rows, and queries.
     fn threadgroup_memory(self, head_dim: usize, value_dim: usize) -> usize {
         let stride = |dim: usize| ((dim / 8) | 1) * 8;
         let queries = if self.stages_queries { self.rows * head_dim.next_multiple_of(16) } else { 0 };
@@ -69,12 +69,12 @@ pub(in crate::ops::gpu) fn prefill_attention(
     operands: FlashOperands<'_>,
 ) -> Result<()> {
     let FlashOperands { dtype, value_dim, q, k, v, out, between_spans, sinks, has_soft_cap, next } = operands;
-    // The kernel tells by one comparison of a difference without sign what is in a window and not behind the token.
+    // The kernel uses one unsigned comparison for the window and for causality.
     let args = FlashAttentionArgs { window: args.window.min(1 << 31), ..args };
     let FlashAttentionArgs { pages, window, span, .. } = args;
     let (head_dim, num_kv_heads) = (pages.head_dim as usize, pages.num_kv_heads as usize);
     let variant = Variant::of(head_dim, value_dim);
-    // What a kernel does not read is bound to something that is there.
+    // Buffers that the kernel variant does not read are bound to another one.
     let [rotated, totals] = between_spans.unwrap_or([q; 2]);
     let cost = |positions: Range<usize>| {
         let begin = (positions.start + 1).saturating_sub(window as usize).max(span.begin as usize);
@@ -83,8 +83,8 @@ pub(in crate::ops::gpu) fn prefill_attention(
         Cost { operations: 2 * (TILE_ROWS * num_values) as u64, bytes: dtype.row_bytes(num_values) as u64 }
     };
     let costs = inputs.tile_positions(tiles.clone()).map(cost);
-    for (piece, cost) in gpu.patience().pieces(costs) {
-        let prefill_tiles = inputs.prefill_tiles(tiles.start + piece.start);
+    for (chunk, cost) in gpu.dispatch_budget().chunks(costs) {
+        let prefill_tiles = inputs.prefill_tiles(tiles.start + chunk.start);
         gpu.launch(
             Kernel::PrefillAttention { dtype, variant, head_dim, value_dim, next },
             Flags::of([between_spans.is_some(), sinks.is_some(), has_soft_cap]),
@@ -102,7 +102,7 @@ pub(in crate::ops::gpu) fn prefill_attention(
                     sinks.unwrap_or(q),
                 ],
                 threadgroup_memory: variant.threadgroup_memory(head_dim, value_dim),
-                grid: [num_kv_heads, piece.len(), TILE_ROWS / variant.rows],
+                grid: [num_kv_heads, chunk.len(), TILE_ROWS / variant.rows],
                 num_threads: NUM_THREADS,
                 cost,
             },

@@ -1,10 +1,10 @@
-//! Which class a chip is of, by the names that the system gives it.
+//! The class of a chip, by the system's names.
 
 use super::ChipClass;
 
 impl ChipClass {
-    /// From the architecture's name, such as `applegpu_g14s`, or else from the chip's, such as `Apple M2 Max`.
-    /// A chip that neither name tells anything about is taken for a small one.
+    /// From the architecture's name, such as `applegpu_g14s`, or else from the chip's, such as `Apple M2 Max`. Unknown
+    /// names count as small chips.
     pub(in crate::ops::gpu) fn from_names(architecture: &str, name: &str) -> Self {
         let letter = architecture.strip_prefix("applegpu_").and_then(|rest| rest.chars().next_back());
         match letter {
@@ -33,7 +33,7 @@ mod tests {
         check("applegpu_g14d", "Apple M2 Ultra", ChipClass::Ultra);
         check("unknown", "Apple M3 Ultra", ChipClass::Ultra);
         check("", "Apple M4 Max", ChipClass::Max);
-        // The device of a virtual machine; "air64_v26s" would say nothing of the chip.
+        // A virtual machine's device; "air64_v26s" does not name the chip.
         check("air64_v26s", "Apple Paravirtual device", ChipClass::Base);
         check("applegpu_g19x", "Apple M9 Pro", ChipClass::Base);
     }

@@ -1,8 +1,8 @@
-//! What the launch code asks of a GPU: memory, pipelines, dispatches.
+//! The launch code's interface to a GPU: memory, pipelines, dispatches.
 //!
-//! Everything that decides *what* is launched (kernels, grids, arguments, scratch memory) is written once
-//! against [`Gpu`]. On a Mac the trait is candle's Metal device; in the tests it is a machine that executes
-//! the same kernel sources on the processor and checks every access.
+//! All code that selects kernels, grids, arguments and scratch memory uses [`Gpu`]. On a Mac the trait is candle's
+//! Metal device; in the tests it is a machine that executes the same kernel sources on the processor and checks every
+//! access.
 
 use std::any::Any;
 use std::fmt;
@@ -13,24 +13,23 @@ use super::Library;
 use crate::weights::SharedBytes;
 use crate::{Error, Result};
 
-/// Bytes that can be given to a kernel beside its buffers.
+/// Maximum bytes of a kernel's arguments without buffers.
 const MAX_ARGUMENT_BYTES: usize = 4096;
 
-/// Metal has 31 places for buffers; the first is that of the arguments.
+/// Metal has 31 buffer slots; the first is that of the arguments.
 const MAX_BUFFERS: usize = 30;
 
 /// Metal's unit of threadgroup memory.
 pub(in crate::ops::gpu) const THREADGROUP_UNIT: usize = 16;
 
-/// What to do on a device that a kernel cannot run on.
+/// The way out on a device that cannot run a kernel.
 pub(crate) const WITHOUT_KERNELS: &str = "use --kernels reference, which needs none of these kernels";
 
 /// A GPU with one queue of work.
 ///
-/// Dispatches take effect in the order in which they are made: a dispatch sees what earlier ones wrote to
-/// the buffers that both of them declare.
+/// Dispatches take effect in order: a dispatch sees the writes of earlier ones to the buffers that both declare.
 pub trait Gpu: fmt::Debug + Send + Sync {
-    /// What `--device` calls such a GPU.
+    /// The name of such a GPU in `--device`.
     fn kind(&self) -> &'static str {
         "metal"
     }
@@ -38,14 +37,14 @@ pub trait Gpu: fmt::Debug + Send + Sync {
     /// The name of the chip, such as `Apple M2 Max`.
     fn name(&self) -> &str;
 
-    /// Which parameters suit the chip.
+    /// The class of the chip, which selects parameters.
     fn class(&self) -> ChipClass;
 
-    /// Bytes that the system recommends to use at most; of memory that is the GPU's own, those that are free.
+    /// Bytes that the system recommends to use at most; of dedicated memory, the free bytes.
     fn working_set_bytes(&self) -> u64;
 
-    /// Bytes a second that a large copy inside its memory reads and writes together, measured; none if there is no such
-    /// measurement.
+    /// Measured bandwidth of a large copy inside its memory, bytes per second, reads plus writes; none if there is no
+    /// such measurement.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Capacity`] if there is no memory for it, else the device's.
@@ -53,40 +52,47 @@ pub trait Gpu: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// How many threadgroups that fill a core are computed at a time, if that is known. What is computed does not depend
-    /// on it, only how it is divided.
+    /// The number of threadgroups that run concurrently if each fills a core, if known. It affects only the division of
+    /// work, not results.
     fn num_cores(&self) -> usize {
         1
     }
 
-    /// Bytes of threadgroup memory that a kernel can have which declares none itself.
+    /// Maximum bytes of threadgroup memory for a kernel that declares none itself.
     fn threadgroup_memory(&self) -> usize {
         PipelineLimits::APPLE.max_memory
     }
 
-    /// How long a dispatch may take, and all dispatches between two commits, by what an M1 can do at best: 2 TFLOP/s
-    /// and 68 GB/s. A system ends work that keeps its screen waiting for seconds, and kernels do not reach what a
-    /// chip can do.
-    fn patience(&self) -> Duration {
+    /// The time budget of a dispatch, and of all dispatches between two commits, at an M1's peak rates: 2 TFLOP/s and
+    /// 68 GB/s. A system ends work that delays its screen for seconds, and kernels do not reach peak rates.
+    fn dispatch_budget(&self) -> Duration {
         Duration::from_millis(100)
     }
 
     /// Zeroed memory of exactly `len` bytes (at least 16), aligned to 256 bytes.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Capacity`] if there is none.
+    /// [`crate::ErrorKind::Capacity`] if memory is exhausted.
     fn allocate(&self, len: usize, placement: Placement) -> Result<GpuBuffer>;
+
+    /// The same for each of `count` buffers, laid out for fast [copies](Self::gather) of all of them.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Capacity`] if memory is exhausted.
+    fn allocate_several(&self, len: usize, count: usize, placement: Placement) -> Result<Vec<GpuBuffer>> {
+        (0..count).map(|_| self.allocate(len, placement)).collect()
+    }
 
     /// Zeroed memory of the host that this device [copies](Self::copy) from and to.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Capacity`] if there is none.
+    /// [`crate::ErrorKind::Capacity`] if memory is exhausted.
     fn allocate_host(&self, len: usize) -> Result<GpuBuffer> {
         self.allocate(len, Placement::Shared)
     }
 
-    /// The pages of a mapped file that hold `bytes` as a buffer, without a copy, and where in it `bytes` begin;
-    /// none if these bytes cannot be shared with the device.
+    /// The pages of a mapped file that hold `bytes` as a buffer, without a copy, and the offset of `bytes` in it; none
+    /// if these bytes cannot be shared with the device.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Capacity`] if the device cannot address more memory.
@@ -106,8 +112,8 @@ pub trait Gpu: fmt::Debug + Send + Sync {
     /// [`crate::ErrorKind::Internal`] if the launch is outside the limits of the device or the kernel fails.
     fn dispatch(&self, launch: &Launch<'_>) -> Result<()>;
 
-    /// Copies `bytes` to `offset`. Work that is queued and still reads these bytes may see old or new ones;
-    /// work that is queued later sees the new ones.
+    /// Copies `bytes` to `offset`. Work that is queued and still reads these bytes may see old or new ones; later work
+    /// sees the new ones.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Internal`] if the range is not in the buffer.
@@ -119,7 +125,7 @@ pub trait Gpu: fmt::Debug + Send + Sync {
     /// [`crate::ErrorKind::Internal`] if the range is not in the buffer or queued work failed.
     fn read(&self, source: &GpuBuffer, offset: usize, bytes: &mut [u8]) -> Result<()>;
 
-    /// The same for memory that only work writes that has been waited for, without waiting for what is queued behind it.
+    /// The same for memory whose writers have been waited for, without waiting for work that is queued after them.
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -127,16 +133,16 @@ pub trait Gpu: fmt::Debug + Send + Sync {
         self.read(source, offset, bytes)
     }
 
-    /// The same for several pieces: buffers, where in them, and where to.
+    /// The same for several ranges: buffers, offsets and targets.
     ///
     /// # Errors
     /// As [`Self::read`].
-    fn read_finished_pieces(&self, pieces: &mut [(&GpuBuffer, usize, &mut [u8])]) -> Result<()> {
-        pieces.iter_mut().try_for_each(|(source, offset, bytes)| self.read_finished(source, *offset, bytes))
+    fn read_finished_ranges(&self, ranges: &mut [(&GpuBuffer, usize, &mut [u8])]) -> Result<()> {
+        ranges.iter_mut().try_for_each(|(source, offset, bytes)| self.read_finished(source, *offset, bytes))
     }
 
-    /// Copies `len` bytes from one buffer to another, behind what is queued: by way of the host, unless the device can do it
-    /// alone.
+    /// Copies `len` bytes from one buffer to another, after queued work: through the host, unless the device can copy
+    /// by itself.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Internal`] if a range is not in its buffer or queued work failed.
@@ -146,21 +152,52 @@ pub trait Gpu: fmt::Debug + Send + Sync {
         self.write(target.0, target.1, &bytes)
     }
 
-    /// Lets the device start on what is queued, and gives what to wait for.
+    /// Copies `len` bytes from `offset` on of each buffer to consecutive ranges of `target`, from its offset on.
+    /// Otherwise like [`copy`](Self::copy).
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Internal`] if the device does not take the work.
+    /// As [`Self::copy`].
+    fn gather(
+        &self,
+        sources: &[&GpuBuffer],
+        offset: usize,
+        target: (&GpuBuffer, usize),
+        len: usize,
+    ) -> Result<()> {
+        let mut copies = sources.iter().enumerate();
+        copies.try_for_each(|(i, source)| self.copy((source, offset), (target.0, target.1 + i * len), len))
+    }
+
+    /// The inverse of [`gather`](Self::gather).
+    ///
+    /// # Errors
+    /// As [`Self::copy`].
+    fn scatter(
+        &self,
+        source: (&GpuBuffer, usize),
+        targets: &[&GpuBuffer],
+        offset: usize,
+        len: usize,
+    ) -> Result<()> {
+        let mut copies = targets.iter().enumerate();
+        copies.try_for_each(|(i, target)| self.copy((source.0, source.1 + i * len), (target, offset), len))
+    }
+
+    /// Lets the device start on queued work. Returns a ticket to wait for.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Internal`] if the device rejects the work.
     fn commit(&self) -> Result<Ticket>;
 
-    /// Waits until everything up to a commit is done. Shared memory then holds its results.
+    /// Waits until all work up to a commit is done. Shared memory then holds its results.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Internal`] if the device reported an error.
     fn wait(&self, ticket: Ticket) -> Result<()>;
 }
 
-/// Parameters of kernels are chosen for each class, which of Apple's GPUs is the last letter of their name for the
-/// architecture.
+/// Classes of chips, each with its own parameters of kernels. The last letter of an Apple GPU's architecture name gives
+/// its class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChipClass {
     /// Phones, and the plain and Pro chips: 4 to 20 cores.
@@ -169,16 +206,16 @@ pub enum ChipClass {
     Max,
     /// Ultra chips: two Max chips.
     Ultra,
-    /// NVIDIA's GPUs, which have kernels of their own besides.
+    /// NVIDIA's GPUs, which also have kernels of their own.
     Nvidia,
 }
 
-/// Where the memory of a buffer is.
+/// The location of a buffer's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placement {
-    /// Seen by the device only.
+    /// Accessible to the device only.
     Private,
-    /// Seen by both; [`GpuMemory::host`] gives its address.
+    /// Accessible to both; [`GpuMemory::host`] returns its address.
     Shared,
 }
 
@@ -188,7 +225,7 @@ pub trait GpuMemory: fmt::Debug + Send + Sync {
     /// Bytes.
     fn len(&self) -> usize;
 
-    /// Where the host sees the memory, if it does.
+    /// The host's address of the memory, if it has one.
     fn host(&self) -> Option<NonNull<u8>>;
 
     /// For the device that allocated it.
@@ -211,22 +248,22 @@ impl GpuBuffer {
 /// A compiled kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pipeline {
-    /// Its place in the device's own list.
+    /// Its index in the device's own list.
     pub index: usize,
-    /// What the device can do with it.
+    /// Its limits on the device.
     pub limits: PipelineLimits,
 }
 
-/// What a device allows of a compiled kernel.
+/// The limits of a compiled kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PipelineLimits {
-    /// Most threads of a threadgroup: fewer than 1,024 for a kernel that takes many registers.
+    /// Maximum threads of a threadgroup: fewer than 1,024 for a kernel that takes many registers.
     pub max_threads: usize,
     /// Threads of a simdgroup.
     pub simd_width: usize,
     /// Bytes of threadgroup memory that the kernel declares itself.
     pub static_memory: usize,
-    /// Bytes of threadgroup memory that there are.
+    /// Bytes of threadgroup memory that exist.
     pub max_memory: usize,
 }
 
@@ -243,7 +280,7 @@ pub enum Constant {
     U16(u32, u16),
 }
 
-/// How a kernel uses a buffer. A wrong declaration is a race, so the tests compare it with what is done.
+/// A kernel's use of a buffer. A wrong declaration is a race, so the tests compare it with actual accesses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Only read.
@@ -259,26 +296,26 @@ pub enum Access {
 pub struct Binding<'a> {
     /// The buffer.
     pub buffer: &'a GpuBuffer,
-    /// Where the kernel's view of it begins, in bytes.
+    /// The offset of the kernel's view, in bytes.
     pub offset: usize,
-    /// What the kernel does with it.
+    /// The kernel's use of it.
     pub access: Access,
 }
 
 impl<'a> Binding<'a> {
-    /// All of a buffer, to be read.
+    /// All of a buffer, for reading.
     #[must_use]
     pub fn read(buffer: &'a GpuBuffer) -> Self {
         Self { buffer, offset: 0, access: Access::Read }
     }
 
-    /// All of a buffer, to be written.
+    /// All of a buffer, for writing.
     #[must_use]
     pub fn write(buffer: &'a GpuBuffer) -> Self {
         Self { buffer, offset: 0, access: Access::Write }
     }
 
-    /// All of a buffer, to be read and written.
+    /// All of a buffer, for reading and writing.
     #[must_use]
     pub fn read_write(buffer: &'a GpuBuffer) -> Self {
         Self { buffer, offset: 0, access: Access::ReadWrite }
@@ -291,7 +328,7 @@ impl<'a> Binding<'a> {
     }
 }
 
-/// One kernel with everything that it needs.
+/// A launch of one kernel with all its inputs.
 #[derive(Debug, Clone, Copy)]
 pub struct Launch<'a> {
     /// The kernel.
@@ -300,23 +337,23 @@ pub struct Launch<'a> {
     pub args: &'a [u8],
     /// The buffers from `buffer(1)` on.
     pub buffers: &'a [Binding<'a>],
-    /// Bytes of `threadgroup(0)`; 0 if the kernel has none. At most 32768 together with what it declares itself.
+    /// Bytes of `threadgroup(0)`; 0 if the kernel has none. At most 32768 together with the kernel's own declarations.
     pub threadgroup_memory: usize,
     /// Threadgroups in each dimension; none may be 0.
     pub grid: [usize; 3],
-    /// Threads of a threadgroup, a multiple of 32 and at most what the pipeline allows.
+    /// Threads of a threadgroup, a multiple of 32 and at most the pipeline's limit.
     pub num_threads: usize,
 }
 
 impl PipelineLimits {
-    /// Those of a kernel that takes few registers, on every Apple GPU that the kernels are for.
+    /// The limits of a kernel that takes few registers, on every supported Apple GPU.
     pub const APPLE: Self =
         Self { max_threads: 1024, simd_width: 32, static_memory: 0, max_memory: 32 << 10 };
 }
 
 impl Launch<'_> {
-    /// What Metal would refuse, or take and do something undefined. `kernel` is the name of what is launched,
-    /// `limits` are those of the pipeline as the device has it.
+    /// Rejects launches that Metal would refuse, or accept with undefined behaviour. `kernel` is the launched kernel's
+    /// name, `limits` are the limits of its pipeline on the device.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Internal`] with the value and its limit.
@@ -344,7 +381,7 @@ impl Launch<'_> {
                 "{threadgroup_memory} bytes of threadgroup memory; it has to be a multiple of {THREADGROUP_UNIT}"
             ));
         }
-        // What is left depends on the device and on what its compiler made of the kernel.
+        // The rest depends on the device and on its compiler's output for the kernel.
         let unfit = |what: String| {
             let error = Error::internal(format!("{kernel} cannot run on this device: {what}"));
             Err(error.with_hint(WITHOUT_KERNELS))

@@ -1,6 +1,6 @@
-//! The kernel sources, as they are compiled on the device.
+//! The kernel sources, for compilation on the device.
 
-/// The source of some kernels that are compiled together.
+/// The source of kernels that are compiled together.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Library {
     /// The name of the file, without its ending: in `metal_kernels`, or of a library for NVIDIA's GPUs only in
@@ -10,7 +10,7 @@ pub struct Library {
     pub source: &'static str,
 }
 
-/// What the files include, by name.
+/// The included files by name.
 const HEADERS: [(&str, &str); 15] = [
     ("threads.h", include_str!("../../../../metal_kernels/threads.h")),
     ("codes.h", include_str!("../../../../metal_kernels/codes.h")),
@@ -21,32 +21,33 @@ const HEADERS: [(&str, &str); 15] = [
     ("kv_cache.h", include_str!("../../../../metal_kernels/kv_cache.h")),
     ("softmax.h", include_str!("../../../../metal_kernels/softmax.h")),
     ("rope.h", include_str!("../../../../metal_kernels/rope.h")),
-    ("pieces.h", include_str!("cuda/kernels/pieces.h")),
+    ("fragments.h", include_str!("cuda/kernels/fragments.h")),
     ("prefill.h", include_str!("../../../../metal_kernels/prefill.h")),
-    ("products.h", include_str!("cuda/kernels/products.h")),
+    ("matmul.h", include_str!("cuda/kernels/matmul.h")),
     ("slices.h", include_str!("cuda/kernels/slices.h")),
-    ("rounded.h", include_str!("cuda/kernels/rounded.h")),
+    ("packed.h", include_str!("cuda/kernels/packed.h")),
     ("cached.h", include_str!("cuda/kernels/cached.h")),
 ];
 
 impl Library {
-    /// The version of the language that the kernels are written in and compiled as, the first that has bfloat.
+    /// The language version of the kernels, the first with bfloat.
     pub const LANGUAGE_VERSION: (usize, usize) = (3, 1);
 
-    /// Whether it is for NVIDIA's GPUs only, and no Metal.
+    /// Whether it is for NVIDIA's GPUs only, and not valid Metal.
     #[must_use]
     pub fn is_for_nvidia(&self) -> bool {
         self.source.contains("#define FOR_NVIDIA")
     }
 
-    /// The most threads of a threadgroup, if the file says so: the fewer they are, the more registers each may have on
-    /// NVIDIA's GPUs.
+    /// The maximum threads of a threadgroup, if the file gives it: with fewer, each may have more registers on NVIDIA's
+    /// GPUs.
     #[must_use]
     pub fn max_threads(&self) -> Option<usize> {
         self.defined("#define MAX_THREADS ")
     }
 
-    /// How many threadgroups a core should have registers for, if the file says so; else NVIDIA's compiler decides.
+    /// The number of threadgroups per core that registers should allow, if the file gives it; else NVIDIA's compiler
+    /// decides.
     #[must_use]
     pub fn min_threadgroups(&self) -> Option<usize> {
         self.defined("#define MIN_THREADGROUPS ")
@@ -62,8 +63,8 @@ impl Library {
         format!("{}.{}", self.name, if self.is_for_nvidia() { "cu" } else { "metal" })
     }
 
-    /// The text to compile: the file with its headers in the place of `#include "…"`, and `#line` markers, so
-    /// that a compiler's messages point to the files of `metal_kernels`.
+    /// The text to compile: the file with its headers instead of `#include "…"`, and `#line` markers, so that a
+    /// compiler's messages point to the files of `metal_kernels`.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::with_capacity(2 * self.source.len());
@@ -73,7 +74,7 @@ impl Library {
     }
 }
 
-/// Each header is put in once, where it is first included.
+/// Inserts each header once, where it is first included.
 fn expand(name: &str, source: &str, included: &mut Vec<&'static str>, text: &mut String) {
     text.push_str(&format!("#line 1 \"{name}\"\n"));
     for (index, line) in source.lines().enumerate() {

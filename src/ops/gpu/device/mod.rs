@@ -1,4 +1,4 @@
-//! A GPU below the ops: memory, pipelines, launches and what they cost, on Apple's and on NVIDIA's. Nothing here knows an
+//! A GPU below the ops: memory, pipelines, launches and their costs, on Apple's and on NVIDIA's. Nothing here knows an
 //! op or a kernel.
 
 #[cfg(all(target_os = "macos", feature = "metal"))]

@@ -1,9 +1,9 @@
-//! How weights lie in a GPU's memory: the writer of what `metal_kernels/formats.h` reads, and the place of what
-//! `tiles.rs` writes for GPUs with tensor cores.
+//! The layout of weights in a GPU's memory: writes what `metal_kernels/formats.h` reads, and gives the offsets of the
+//! planes that `tiles.rs` writes for GPUs with tensor cores.
 //!
-//! A matrix is a few planes, one after the other, each in the order of rows and of columns within a row, so that
-//! neighbouring lanes read neighbouring bytes, in words as wide as a unit of sixteen weights. Together they have
-//! the size of the file's blocks, or a few bytes more where scales are in fewer than eight bits there.
+//! A matrix is a few planes in sequence, each in the order of rows and of columns within a row, so that neighbouring
+//! lanes read neighbouring bytes, in words as wide as a unit of sixteen weights. Together they have the size of the
+//! file's blocks, or a few bytes more if its scales have fewer than eight bits.
 //!
 //! | plane | bytes | of each |
 //! |---|---|---|
@@ -16,7 +16,7 @@
 //! | scales of `Q2_K` | 1 | unit: scale and minimum, a nibble each |
 //! | their super-scales | 4 | 256 weights: f16 scale, f16 minimum |
 //!
-//! Dense types stay as they are in the file.
+//! Dense types have the file's layout.
 
 use std::borrow::Cow;
 use std::sync::{Mutex, OnceLock};
@@ -32,14 +32,14 @@ use crate::{Error, Result};
 /// Weights that a lane reads together.
 pub(in crate::ops::gpu) const UNIT: usize = 16;
 
-/// The order of the high bits of a unit. A kernel takes pairs of nibbles out of a word together, one from each half
-/// of it, and finds their high bits at the same places of the two halves.
+/// The order of the high bits of a unit. A kernel decodes pairs of nibbles of a word together, one from each half of
+/// it, and reads their high bits at the same positions of the two halves.
 const HIGH_BITS: [usize; UNIT] = [0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15];
 
 /// Rows of a task.
 const ROWS_PER_TASK: usize = 16;
 
-/// Where the planes behind the codes begin, in steps of 16 bytes. `Planes` of the kernels.
+/// Offsets of the planes after the codes, in units of 16 bytes. `Planes` of the kernels.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub(in crate::ops::gpu) struct Planes {
@@ -90,16 +90,16 @@ impl PlaneBytes {
     }
 }
 
-/// What lies together.
+/// The arrangement of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::ops::gpu) enum Order {
-    /// Rows, one after the other.
+    /// Row by row.
     Rows,
-    /// Tiles of a few rows and columns, as tensor cores take them; see `tiles.rs`.
+    /// Tiles of a few rows and columns for tensor cores; see `tiles.rs`.
     Tiles,
 }
 
-/// The planes of a matrix, or of a stack of them: where each begins and how long it is, in bytes.
+/// The planes of a matrix, or of a stack of them: the offset and the length of each, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::ops::gpu) struct Layout {
     order: Order,
@@ -111,12 +111,12 @@ pub(in crate::ops::gpu) struct Layout {
 }
 
 impl Layout {
-    /// For a matrix whose rows are whole blocks of `dtype`, one that a GPU keeps, and whole units.
+    /// For a matrix whose rows are whole blocks of `dtype`, a type of GPU memory, and whole units.
     pub(in crate::ops::gpu) fn new(order: Order, dtype: DType, rows: usize, cols: usize) -> Self {
         Self::of_stack(order, dtype, rows, cols, 1)
     }
 
-    /// The same for `num_matrices`, one behind the other in each plane.
+    /// The same for a stack of `num_matrices`, in sequence in each plane.
     pub(in crate::ops::gpu) fn of_stack(
         order: Order,
         dtype: DType,
@@ -124,7 +124,7 @@ impl Layout {
         cols: usize,
         num_matrices: usize,
     ) -> Self {
-        // Products in single precision are those of all GPUs.
+        // All GPUs use the same layout for single precision.
         let order = if dtype == DType::F32 { Order::Rows } else { order };
         let mut layout = Self { order, dtype, rows, cols, begins: [0; 4], num_bytes: 0 };
         for plane in 0..4 {
@@ -144,8 +144,8 @@ impl Layout {
         }
     }
 
-    /// The type that kernels find: weights of tensor cores become halves at last, and those of [`DType::BF16`] do so at once.
-    /// Where scales of super-blocks are multiplied with those of their parts, two types are one.
+    /// The type in memory. Tensor cores multiply halves, so [`DType::BF16`] is converted on load. Two types become one
+    /// where scales of super-blocks are multiplied by those of their blocks.
     pub(in crate::ops::gpu) fn stored(&self) -> DType {
         match (self.order, self.dtype) {
             (Order::Tiles, DType::BF16) => DType::F16,
@@ -154,7 +154,7 @@ impl Layout {
         }
     }
 
-    /// Whether the file's bytes of a dense type are what lies in memory.
+    /// Whether memory has the file's bytes of a dense type.
     pub(in crate::ops::gpu) fn is_as_in_file(&self) -> bool {
         self.order == Order::Rows && self.dtype.block_len() == 1
     }
@@ -169,16 +169,16 @@ impl Layout {
         self.num_bytes
     }
 
-    /// The offsets that kernels get.
+    /// The offsets as arguments of kernels.
     pub(in crate::ops::gpu) fn planes(&self) -> Planes {
         let [_, high, scales, super_scales] = self.begins.map(|begin| (begin / 16) as u32);
         Planes { high, scales, super_scales }
     }
 
-    /// Repacks the rows of a file, which are of `file_type`. `target` has [`Self::num_bytes`].
+    /// Repacks rows of the type `file_type`. `target` has [`Self::num_bytes`].
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Internal`] if they are not exact in the type of the layout.
+    /// [`crate::ErrorKind::Internal`] if the layout's type cannot represent them exactly.
     pub(in crate::ops::gpu) fn pack(
         &self,
         file_type: FileType,
@@ -197,7 +197,7 @@ impl Layout {
         let (high, rest) = rest.split_at_mut(self.begins[2] - self.begins[1]);
         let (scales, super_scales) = rest.split_at_mut(self.begins[3] - self.begins[2]);
         let mut planes = [codes, high, scales, super_scales].map(Some);
-        // Each task has its own part of each plane.
+        // Each task has its own range of each plane.
         let tasks: Vec<_> = source
             .chunks(ROWS_PER_TASK * source_row)
             .map(|source| {
@@ -237,9 +237,9 @@ impl Layout {
         Ok(Cow::Owned(kept))
     }
 
-    /// Where the planes of matrix `index` of a stack go, which this is the layout of: where each begins in the matrix by
-    /// itself, where in the stack, and its bytes.
-    pub(in crate::ops::gpu) fn places(
+    /// For the layout of a stack: the planes of matrix `index`, each with its offset in a single matrix, its offset in
+    /// the stack, and its bytes.
+    pub(in crate::ops::gpu) fn ranges(
         &self,
         index: usize,
         one: &Self,
@@ -283,7 +283,7 @@ impl Layout {
     }
 }
 
-/// Bits of a code in the plane of codes, which are its lowest.
+/// The low bits of a code, which the plane of codes has.
 pub(in crate::ops::gpu) fn low_bits(dtype: DType) -> usize {
     match dtype {
         DType::Q8_0 | DType::Q8S => 8,
@@ -292,7 +292,7 @@ pub(in crate::ops::gpu) fn low_bits(dtype: DType) -> usize {
     }
 }
 
-/// The bits of codes from bit `first` on, as many as there is room for in `packed`, in the order of [`HIGH_BITS`].
+/// The bits of codes from bit `first` on that fit into `packed`, in the order of [`HIGH_BITS`].
 fn pack_bits(codes: &[u8], first: usize, packed: &mut [u8]) {
     if packed.is_empty() {
         return;
@@ -301,9 +301,9 @@ fn pack_bits(codes: &[u8], first: usize, packed: &mut [u8]) {
     let bits = 8 / codes_per_byte;
     let units = codes.as_chunks::<UNIT>().0.iter().zip(packed.chunks_exact_mut(UNIT / codes_per_byte));
     for (unit, packed) in units {
-        for (byte, places) in packed.iter_mut().zip(HIGH_BITS.chunks_exact(codes_per_byte)) {
-            let bits_at = |place: &usize| unit[*place] >> first & ((1 << bits) - 1);
-            *byte = places.iter().rev().fold(0, |byte, place| byte << bits | bits_at(place));
+        for (byte, positions) in packed.iter_mut().zip(HIGH_BITS.chunks_exact(codes_per_byte)) {
+            let bits_at = |position: &usize| unit[*position] >> first & ((1 << bits) - 1);
+            *byte = positions.iter().rev().fold(0, |byte, position| byte << bits | bits_at(position));
         }
     }
 }
@@ -344,14 +344,14 @@ mod tests {
             assert_eq!(codes, 0xFEDC_BA98_7654_3210, "unit {unit}");
         }
         assert_eq!(target[16 * layout.planes().high as usize..][..4], [0, 0, 255, 255]);
-        // Of single columns: each is where `HIGH_BITS` has it.
+        // Of single columns, each at its position in `HIGH_BITS`.
         for col in 0..32 {
             block[2..6].copy_from_slice(&(1_u32 << col).to_le_bytes());
             layout.pack(DType::Q5_0.into(), &block, &mut target, &ThreadPool::new(1)).unwrap();
             let high =
                 u32::from_le_bytes(*target[16 * layout.planes().high as usize..].first_chunk().unwrap());
-            let place = HIGH_BITS.iter().position(|own| *own == col % 16).unwrap();
-            assert_eq!(high, 1 << (col / 16 * 16 + place), "column {col}");
+            let position = HIGH_BITS.iter().position(|own| *own == col % 16).unwrap();
+            assert_eq!(high, 1 << (col / 16 * 16 + position), "column {col}");
         }
     }
 }

@@ -7,10 +7,10 @@ use crate::ops::gpu::{Binding, GpuBuffer, Placement};
 use crate::weights::{DType, FileType, RawTensor};
 use crate::{Error, Result};
 
-/// A matrix of `rows` outputs and `cols` inputs, at the size that its type has in files.
+/// A matrix of `rows` outputs and `cols` inputs, with the bytes of its type in files.
 #[derive(Debug)]
 pub(crate) struct GpuMatrix {
-    /// As kernels find it, which may be another one than that of the file.
+    /// The type in memory, which may differ from the file's.
     dtype: DType,
     rows: usize,
     cols: usize,
@@ -18,7 +18,7 @@ pub(crate) struct GpuMatrix {
     is_tiled: bool,
     num_bytes: usize,
     buffer: GpuBuffer,
-    /// Where the matrix begins in the buffer.
+    /// The offset of the matrix in the buffer.
     offset: usize,
 }
 
@@ -49,7 +49,7 @@ impl GpuMatrix {
         Self::repacked(gpu, tensor.stored(), data, rows, cols)
     }
 
-    /// Repacks the row-major `bytes` of a router's matrix, or of another one that is multiplied alone.
+    /// Repacks the row-major `bytes` of a router's matrix, or of another one with a launch of its own.
     pub(crate) fn from_bytes(
         gpu: &GpuBackend,
         file_type: FileType,
@@ -78,7 +78,7 @@ impl GpuMatrix {
         Ok(Self::of_buffer(layout, rows, cols, buffer))
     }
 
-    /// A matrix of this shape in which there is nothing, for a dry run.
+    /// A matrix of this shape without contents, for a dry run.
     pub(crate) fn without_weights(gpu: &GpuBackend, dtype: DType, rows: usize, cols: usize) -> Result<Self> {
         Self::unfilled(gpu, Layout::new(gpu.tuning().order(), dtype, rows, cols), rows, cols)
     }
@@ -116,7 +116,7 @@ impl GpuMatrix {
         self.planes
     }
 
-    /// Whether it lies in tiles for tensor cores.
+    /// Whether it is in tiles for tensor cores.
     pub(in crate::ops::gpu) fn is_tiled(&self) -> bool {
         self.is_tiled
     }
@@ -130,7 +130,7 @@ impl GpuMatrix {
     }
 }
 
-/// Matrices of one shape and type, one behind the other: the rows of one matrix.
+/// A stack of matrices of one shape and type, in sequence: the rows of one matrix.
 #[derive(Debug)]
 pub(crate) struct GpuStack {
     all: GpuMatrix,
@@ -138,7 +138,7 @@ pub(crate) struct GpuStack {
 }
 
 impl GpuStack {
-    /// Puts matrices together, of which there is at least one, all of `rows` × `cols`.
+    /// Stacks matrices, at least one, all of `rows` × `cols`.
     pub(crate) fn new(gpu: &GpuBackend, matrices: Vec<GpuMatrix>) -> Result<Self> {
         let num_matrices = matrices.len();
         let Some(&GpuMatrix { dtype, rows, cols, .. }) = matrices.first() else {
@@ -159,7 +159,7 @@ impl GpuStack {
         let all = GpuMatrix::unfilled(gpu, layout, all_rows, cols)?;
         // Each is freed as soon as it is copied.
         for (index, matrix) in matrices.into_iter().enumerate() {
-            for (from, to, len) in layout.places(index, &of_one) {
+            for (from, to, len) in layout.ranges(index, &of_one) {
                 gpu.device().copy((&matrix.buffer, matrix.offset + from), (&all.buffer, to), len)?;
             }
         }
@@ -175,7 +175,7 @@ impl GpuStack {
         self.all.rows / self.num_matrices
     }
 
-    /// The rows of all.
+    /// The rows of the whole stack.
     pub(crate) fn matrix(&self) -> &GpuMatrix {
         &self.all
     }
@@ -192,7 +192,7 @@ fn check(file_type: FileType, bytes: &[u8], rows: usize, cols: usize) -> Result<
 }
 
 fn check_shape(rows: usize, cols: usize) -> Result<()> {
-    // Kernels count the quarters of units, the smallest thing that they read, in 32 bits.
+    // Kernels count in 32 bits the smallest thing that they read, quarters of units.
     if rows * (cols / UNIT) > u32::MAX as usize / 4 {
         return Err(Error::unsupported(format!(
             "a {rows} × {cols} matrix is too large for the kernels of this device"

@@ -1,4 +1,4 @@
-//! What products are launched with: matrices, activations, results, and the arguments of kernels made of them.
+//! Operands of matmuls: matrices, activations and results, and the kernels' arguments.
 
 use std::ops::Range;
 
@@ -6,9 +6,9 @@ use bytemuck::{Pod, Zeroable};
 
 use super::layout::{Planes, UNIT};
 use super::matrix::{GpuMatrix, GpuStack};
+use super::packed_activations::{self, PackedActivations, UnpackedActivations};
 use super::plan::{MIN_MATMUL_TOKENS, Tile};
-use super::rounded::{self, Rounded, Unrounded};
-use super::tensor_cores::{Form, Size};
+use super::tensor_cores::{MatmulVariant, Size};
 use super::tiles::Lanes;
 use crate::ops::gpu::Binding;
 use crate::ops::gpu::backend::{Flags, GpuBackend};
@@ -16,17 +16,17 @@ use crate::ops::gpu::cost::Cost;
 use crate::weights::DType;
 use crate::{Error, Result};
 
-/// A matrix of a product, where its results go within a row of the output, and its bias.
+/// A matrix of a matmul, the offset of its results in a row of the output, and its bias.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Part<'a> {
+pub(crate) struct GpuProjection<'a> {
     pub(super) matrix: &'a GpuMatrix,
-    /// Of the matrix, or of each of those that it is a stack of.
+    /// The rows of the matrix, or of each matrix of a stack.
     pub(super) num_rows: usize,
     out_offset: usize,
     pub(super) bias: Option<Binding<'a>>,
 }
 
-impl<'a> Part<'a> {
+impl<'a> GpuProjection<'a> {
     pub(crate) fn new(matrix: &'a GpuMatrix) -> Self {
         Self { matrix, num_rows: matrix.rows(), out_offset: 0, bias: None }
     }
@@ -44,34 +44,34 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Which matrices of stacks take part in a product, and which rows of activations belong to each.
+/// The matrices of stacks to multiply, and the rows of activations for each.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Stacked<'a> {
-    /// The matrices are no stacks.
+    /// No stacks: single matrices.
     No,
-    /// All of them: each is multiplied with a part of every row.
+    /// All of them, one for each head: each is multiplied by its range of every row.
     Heads {
         num_heads: usize,
-        /// Values from the activations of one to those of the next.
+        /// The stride of heads' activations, in values.
         x_stride: usize,
         out_stride: usize,
     },
-    /// Those of groups of rows.
+    /// The matrices of groups of rows.
     Groups(Groups<'a>),
 }
 
-/// The groups of a step, and which rows they have.
+/// The groups of a step, and their rows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Groups<'a> {
     /// `RowGroup` of the kernels.
     pub(in crate::ops::gpu) list: Binding<'a>,
-    /// How many there may be.
+    /// The maximum number of groups.
     pub(in crate::ops::gpu) num_groups: usize,
-    /// The most rows that one has.
+    /// The maximum rows of a group.
     pub(in crate::ops::gpu) max_rows: usize,
-    /// Choices of a token.
+    /// Choices per token.
     pub(in crate::ops::gpu) num_choices: usize,
-    /// The row of activations at each place, if it is not the place itself.
+    /// The row of activations for each slot, if it is not the slot's index.
     pub(in crate::ops::gpu) rows: Option<Binding<'a>>,
 }
 
@@ -79,13 +79,13 @@ impl Groups<'_> {
     /// Bytes of a group in the list.
     pub(in crate::ops::gpu) const BYTES: usize = 12;
 
-    /// The most rows of a group of any step: what the kernels take together.
+    /// The maximum rows of a group in any step: what the kernels compute together.
     pub(in crate::ops::gpu) fn most_rows(gpu: &GpuBackend) -> usize {
-        if gpu.tuning().has_tensor_cores() { Form::MAX_TOKENS } else { Tile::MAX_TOKENS }
+        if gpu.tuning().has_tensor_cores() { MatmulVariant::MAX_TOKENS } else { Tile::MAX_TOKENS }
     }
 
-    /// The most rows of a group, of a step of `num_rows` rows with this many choices among this many matrices: few if few
-    /// rows will meet, and at most `most`.
+    /// The maximum rows of a group in a step of `num_rows` rows with this many choices among this many matrices, at
+    /// most `most`. It is small if few rows will share a matrix.
     pub(in crate::ops::gpu) fn max_rows(
         most: usize,
         num_rows: usize,
@@ -99,24 +99,24 @@ impl Groups<'_> {
     }
 }
 
-/// The activations of a product and where the results go.
+/// The activations and results of a matmul.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Operands<'a> {
     pub(crate) num_tokens: usize,
     pub(crate) x: Binding<'a>,
     pub(crate) x_stride: usize,
-    /// The weights of a norm before the product, and its epsilon.
+    /// The weights of a norm before the matmul, and its epsilon.
     pub(crate) norm: Option<(Binding<'a>, f32)>,
-    /// With [`crate::ops::gpu::Access::ReadWrite`], results are added to what is there.
+    /// With [`crate::ops::gpu::Access::ReadWrite`], results are added to the previous values.
     pub(crate) out: Binding<'a>,
     pub(crate) out_stride: usize,
-    /// Whether results are in half precision, which those of five rows and more may be.
+    /// Whether results are in half precision, which is possible from five rows on.
     pub(crate) is_half: bool,
     pub(crate) stacked: Stacked<'a>,
-    /// Memory for rounded activations, if kernels of the device want them.
-    pub(crate) rounded: Option<&'a Rounded>,
-    /// Whether the kernel that computed the activations has rounded them.
-    pub(crate) is_rounded: bool,
+    /// Memory for packed activations, if kernels of the device use them.
+    pub(crate) packed: Option<&'a PackedActivations>,
+    /// Whether the kernel that computed the activations has packed them.
+    pub(crate) is_packed: bool,
 }
 
 /// `MatrixArgs` of the kernels.
@@ -133,28 +133,27 @@ impl MatrixArgs {
     pub(super) const NONE: Self =
         Self { planes: Planes::NONE, num_rows: 0, out_offset: 0, first_group: u32::MAX };
 
-    /// The matrices of a launch in which a threadgroup computes `rows_per_group` rows, and how many threadgroups
-    /// there are.
-    pub(super) fn list(parts: &[Part<'_>], rows_per_group: usize) -> ([Self; 3], usize) {
+    /// The matrices of a launch whose threadgroups compute `rows_per_group` rows each, and the number of threadgroups.
+    pub(super) fn list(projections: &[GpuProjection<'_>], rows_per_group: usize) -> ([Self; 3], usize) {
         let mut list = [Self::NONE; 3];
         let mut num_groups = 0;
-        for (args, part) in list.iter_mut().zip(parts) {
+        for (args, projection) in list.iter_mut().zip(projections) {
             *args = Self {
-                planes: part.matrix.planes(),
-                num_rows: part.num_rows as u32,
-                out_offset: part.out_offset as u32,
+                planes: projection.matrix.planes(),
+                num_rows: projection.num_rows as u32,
+                out_offset: projection.out_offset as u32,
                 first_group: num_groups as u32,
             };
-            num_groups += part.num_rows.div_ceil(rows_per_group);
+            num_groups += projection.num_rows.div_ceil(rows_per_group);
         }
         (list, num_groups)
     }
 }
 
-/// `MatvecArgs` and `MatmulArgs` of the kernels.
+/// `MatvecArgs` and `MatmulArgs` of the Metal kernels.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub(super) struct ProductArgs {
+pub(super) struct MatmulArgs {
     num_units: u32,
     num_tokens: u32,
     x_stride: u32,
@@ -166,11 +165,11 @@ pub(super) struct ProductArgs {
     matrices: [MatrixArgs; 3],
 }
 
-/// `ProductArgs` of the kernels for tensor cores.
+/// `MatmulArgs` of the kernels for tensor cores.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct TensorArgs {
-    product: ProductArgs,
+    matmul: MatmulArgs,
     num_tiles: u32,
     num_groups: u32,
     pub(super) num_first: u32,
@@ -182,7 +181,7 @@ impl<'a> Operands<'a> {
         self.out.access == crate::ops::gpu::Access::ReadWrite
     }
 
-    /// The weights of the norm; of a kernel that reads none, something that is there.
+    /// The weights of the norm; another buffer for a kernel that reads none.
     pub(super) fn norm(&self) -> Binding<'a> {
         self.norm.map_or(self.x, |(norm, _)| norm)
     }
@@ -192,7 +191,7 @@ impl<'a> Operands<'a> {
         Flags::of([self.norm.is_some(), has_bias, self.adds(), is_grouped, self.is_half])
     }
 
-    /// The list of groups and that of their rows; of a kernel that reads none, something that is there.
+    /// The list of groups and that of their rows; another buffer for a kernel that reads none.
     pub(super) fn groups(&self) -> [Binding<'a>; 2] {
         match self.stacked {
             Stacked::Groups(groups) => [groups.list, groups.rows.unwrap_or(groups.list)],
@@ -200,7 +199,7 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// Matrices that are multiplied, of each part.
+    /// Matrices to multiply, of each projection.
     pub(super) fn num_matrices(&self) -> usize {
         match self.stacked {
             Stacked::No => 1,
@@ -209,7 +208,7 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// The same for one row of activations, whatever the batch.
+    /// The same for one row of activations, in any batch.
     pub(super) fn num_matrices_of_a_token(&self) -> usize {
         match self.stacked {
             Stacked::No | Stacked::Heads { .. } => self.num_matrices(),
@@ -225,7 +224,7 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// What the form of a product on tensor cores depends on.
+    /// The properties that select the variant of a matmul on tensor cores.
     pub(super) fn size(&self, num_results: usize, num_units: usize, lanes: Lanes) -> Size {
         let (num_rows, num_matrices) = (self.rows_each(), self.num_matrices());
         Size {
@@ -235,45 +234,49 @@ impl<'a> Operands<'a> {
             is_grouped: matches!(self.stacked, Stacked::Groups(_)),
             num_columns: num_units * UNIT,
             lanes,
-            max_parts: match (self.rounded, self.stacked) {
-                (Some(rounded), Stacked::No) => rounded.max_parts(self.out_stride),
+            max_k_splits: match (self.packed, self.stacked) {
+                (Some(packed), Stacked::No) => packed.max_k_splits(self.out_stride),
                 _ => 0,
             },
         }
     }
 
-    /// What a form of a product on tensor cores reads: for several and many rows, rounded activations with their factors in
-    /// the place of the norm, and one row behind the other for all matrices.
-    pub(super) fn for_form(
+    /// The inputs of a variant of a matmul on tensor cores. For several and many rows these are packed activations with
+    /// their factors instead of the norm, and adjacent rows for all matrices.
+    pub(super) fn for_variant(
         &self,
         gpu: &GpuBackend,
-        form: Form,
+        variant: MatmulVariant,
         format: DType,
         num_units: usize,
     ) -> Result<Self> {
-        if self.is_rounded {
-            return match form {
-                Form::Many { .. } => Ok(Self { x_stride: rounded::stride(num_units * UNIT), ..*self }),
-                _ => Err(Error::internal("a product of a few rows has rounded activations")),
+        if self.is_packed {
+            return match variant {
+                MatmulVariant::Many { .. } => {
+                    Ok(Self { x_stride: packed_activations::stride(num_units * UNIT), ..*self })
+                }
+                _ => Err(Error::internal("a matmul of a few rows has packed activations")),
             };
         }
-        if matches!(form, Form::Few { .. }) {
+        if matches!(variant, MatmulVariant::Few { .. }) {
             return Ok(*self);
         }
-        let rounded = self.rounded.ok_or_else(|| Error::internal("a product has no memory to round to"))?;
+        let packed =
+            self.packed.ok_or_else(|| Error::internal("a matmul has no memory for packed activations"))?;
         let (num_rows, num_matrices, x_next) = match self.stacked {
             Stacked::Heads { num_heads, x_stride, .. } if x_stride > 0 => {
                 (self.num_tokens, num_heads, x_stride)
             }
-            _ => (self.rounded_rows(), 1, 0),
+            _ => (self.packed_rows(), 1, 0),
         };
         let &Self { x, x_stride, norm, .. } = self;
-        // As kernels round their results, so that no bit depends on who does it.
+        // The kernels pack their results with the same factor, so that a row has the same bits in both cases.
         let is_fixed = norm.is_none() && matches!(self.stacked, Stacked::No);
-        let unrounded = Unrounded { x, x_stride, x_next, num_rows, num_matrices, num_units, norm, is_fixed };
-        let rows = match form {
-            Form::Several { .. } => rounded.round_in_order(gpu, unrounded, format)?,
-            _ => rounded.round(gpu, unrounded, format)?,
+        let unpacked =
+            UnpackedActivations { x, x_stride, x_next, num_rows, num_matrices, num_units, norm, is_fixed };
+        let rows = match variant {
+            MatmulVariant::Several { .. } => packed.pack_in_order(gpu, unpacked, format)?,
+            _ => packed.pack(gpu, unpacked, format)?,
         };
         let stacked = match self.stacked {
             Stacked::Heads { num_heads, x_stride, out_stride } => {
@@ -285,12 +288,12 @@ impl<'a> Operands<'a> {
         Ok(Self { x, x_stride, norm, stacked, ..*self })
     }
 
-    /// What these products cost a kernel that computes multiples of `unit` rows.
-    pub(super) fn cost(&self, parts: &[Part<'_>], unit: usize) -> Cost {
+    /// The cost of these matmuls for a kernel that computes multiples of `unit` rows.
+    pub(super) fn cost(&self, projections: &[GpuProjection<'_>], unit: usize) -> Cost {
         let (num_matrices, rows_each) = (self.num_matrices(), self.rows_each());
         let num_padded = num_matrices * rows_each.next_multiple_of(unit);
-        let of_part = |part: &Part<'_>| {
-            let (matrix, num_rows) = (part.matrix, part.num_rows);
+        let of_projection = |projection: &GpuProjection<'_>| {
+            let (matrix, num_rows) = (projection.matrix, projection.num_rows);
             let weights = matrix.num_bytes() / (matrix.rows() / num_rows).max(1);
             let activations = 4 * rows_each * (matrix.cols() + num_rows);
             Cost {
@@ -298,24 +301,28 @@ impl<'a> Operands<'a> {
                 bytes: (num_matrices * (weights + activations)) as u64,
             }
         };
-        parts.iter().map(of_part).sum()
+        projections.iter().map(of_projection).sum()
     }
 
-    /// The same for as many rows of activations at a time as a launch may compute, or as many groups of them.
-    pub(super) fn pieces(&self, gpu: &GpuBackend, parts: &[Part<'_>]) -> impl Iterator<Item = Self> {
+    /// Splits the matmuls into launches with the maximum rows of activations, or groups, that one may compute.
+    pub(super) fn chunks(
+        &self,
+        gpu: &GpuBackend,
+        projections: &[GpuProjection<'_>],
+    ) -> impl Iterator<Item = Self> {
         let (num_all, of_one, unit) = match self.stacked {
             Stacked::No | Stacked::Heads { .. } => {
-                (self.num_tokens, Operands { num_tokens: 1, ..*self }.cost(parts, 1), Tile::MAX_TOKENS)
+                (self.num_tokens, Operands { num_tokens: 1, ..*self }.cost(projections, 1), Tile::MAX_TOKENS)
             }
             Stacked::Groups(groups) => {
                 let stacked = Stacked::Groups(Groups { num_groups: 1, ..groups });
-                (groups.num_groups, Operands { stacked, ..*self }.cost(parts, groups.max_rows), 1)
+                (groups.num_groups, Operands { stacked, ..*self }.cost(projections, groups.max_rows), 1)
             }
         };
-        self.cut(num_all, gpu.patience().share(Cost { bytes: 0, ..of_one }, unit))
+        self.cut(num_all, gpu.dispatch_budget().num_within(Cost { bytes: 0, ..of_one }, unit))
     }
 
-    /// The same for `len` of all these rows of activations, or groups of them, at a time.
+    /// Splits the matmuls into ranges of at most `len` rows of activations, or groups.
     pub(super) fn cut(&self, num_all: usize, len: usize) -> impl Iterator<Item = Self> {
         (0..num_all).step_by(len).map(move |first| {
             let len = len.min(num_all - first);
@@ -336,19 +343,19 @@ impl<'a> Operands<'a> {
         })
     }
 
-    /// Of all these rows of activations and results, those from `rows.start` on.
+    /// The range of rows of activations and results from `rows.start` on.
     pub(crate) fn of_rows(self, rows: Range<usize>) -> Self {
         let from = |binding: Binding<'a>, stride: usize| binding.at(binding.offset + 4 * rows.start * stride);
         let (x, out) = (from(self.x, self.x_stride), from(self.out, self.out_stride));
         Self { num_tokens: rows.len(), x, out, ..self }
     }
 
-    /// Rows of activations that are rounded, of all matrices: as many as lie one behind the other.
-    pub(super) fn rounded_rows(&self) -> usize {
+    /// Rows of activations to pack, for all matrices: those that are adjacent.
+    pub(super) fn packed_rows(&self) -> usize {
         match self.stacked {
             Stacked::Heads { num_heads, x_stride, .. } if x_stride > 0 => self.num_tokens * num_heads,
             Stacked::Groups(Groups { rows: None, num_choices, .. }) => self.num_tokens * num_choices,
-            // One row for all that it is multiplied with.
+            // One row for all matrices.
             Stacked::No | Stacked::Heads { .. } | Stacked::Groups(_) => self.num_tokens,
         }
     }
@@ -360,21 +367,21 @@ impl<'a> Operands<'a> {
         num_tiles: usize,
     ) -> TensorArgs {
         TensorArgs {
-            product: self.args(num_units, matrices),
+            matmul: self.args(num_units, matrices),
             num_tiles: num_tiles as u32,
             num_groups: self.num_matrices() as u32,
             num_first: 0,
-            x_rows: self.rounded_rows() as u32,
+            x_rows: self.packed_rows() as u32,
         }
     }
 
-    pub(super) fn args(&self, num_units: usize, matrices: [MatrixArgs; 3]) -> ProductArgs {
+    pub(super) fn args(&self, num_units: usize, matrices: [MatrixArgs; 3]) -> MatmulArgs {
         let (x_next, out_next) = match self.stacked {
             Stacked::Heads { x_stride, out_stride, .. } => (x_stride, out_stride),
             Stacked::No | Stacked::Groups(_) => (0, 0),
         };
         let gathers = matches!(self.stacked, Stacked::Groups(Groups { rows: Some(_), .. }));
-        ProductArgs {
+        MatmulArgs {
             num_units: num_units as u32,
             num_tokens: self.num_tokens as u32,
             x_stride: self.x_stride as u32,

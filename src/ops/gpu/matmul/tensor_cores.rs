@@ -1,4 +1,4 @@
-//! Launches of products on tensor cores, `few_rows.cu`, `several_rows.cu` and `many_rows.cu` of `cuda/kernels`.
+//! Launches of matmuls on tensor cores, `few_rows.cu`, `several_rows.cu` and `many_rows.cu` of `cuda/kernels`.
 
 use super::tiles::Lanes;
 use crate::ops::gpu::Binding;
@@ -6,93 +6,94 @@ use crate::ops::gpu::backend::{GpuBackend, Work};
 use crate::ops::gpu::cost::Cost;
 use crate::weights::DType;
 
-/// The form of a product, by the number of rows of activations.
+/// The variant of a matmul, by the number of rows of activations.
 ///
-/// A row has the same bits in every form of [`Form::Few`] and [`Form::Several`], and so in every batch of up to [`MAX_SEVERAL`]
-/// rows: the order of additions depends on the matrix only. So it does in [`Form::Many`] for up to [`MAX_SHARED`] rows, and for
-/// more.
+/// A row has the same bits in every variant of [`MatmulVariant::Few`] and [`MatmulVariant::Several`], and so in every
+/// batch of up to [`MAX_SEVERAL`] rows: the order of additions depends on the matrix only. The same holds within
+/// [`MatmulVariant::Many`] for up to [`MAX_SHARED`] rows, and for more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::ops::gpu) enum Form {
-    /// Weights go from memory to registers; each is decoded once for all rows of a threadgroup.
+pub(in crate::ops::gpu) enum MatmulVariant {
+    /// Weights are loaded to registers; each is decoded once for all rows of a thread block.
     Few {
         /// Tiles of 8 rows of activations.
         token_tiles: usize,
-        /// Chunks of columns that are in threadgroup memory or on their way there.
+        /// Chunks of columns in shared memory, in use or loading.
         num_stages: usize,
-        /// Times eight columns of a row of activations that a thread brings at a time.
+        /// Groups of eight columns of a row of activations that a thread loads at a time.
         own_eights: usize,
     },
-    /// Tiles of 128 rows of weights by all of activations, which are rounded before.
+    /// Tiles of 128 rows of weights by all rows of activations, which are packed beforehand.
     Several {
         /// Tiles of 8 rows of activations.
         token_tiles: usize,
-        /// Pieces of columns that are in threadgroup memory or on their way there.
+        /// K tiles in shared memory, in use or loading.
         num_stages: usize,
-        /// Threadgroups that share the columns of a tile: 1, 2 or 4.
-        num_parts: usize,
+        /// Thread blocks that share the columns of a tile (split-K): 1, 2 or 4.
+        num_k_splits: usize,
     },
-    /// Tiles of 128 rows of weights by 64 to 256 of activations, which are rounded before.
+    /// Tiles of 128 rows of weights by 64 to 256 rows of activations, which are packed beforehand.
     Many {
         /// Tiles of 8 rows of activations.
         token_tiles: usize,
-        /// Threadgroups that share the columns of a tile: 1, 2 or 4.
-        num_parts: usize,
-        /// Threadgroups with neighbouring tiles that bring the same activations together; 0 if threads copy them.
+        /// Thread blocks that share the columns of a tile (split-K): 1, 2 or 4.
+        num_k_splits: usize,
+        /// Thread blocks with neighbouring tiles that load the same activations together; 0 if threads copy them.
         cluster: usize,
     },
 }
 
-/// The fewest rows of activations of [`Form::Several`]: [`Form::Few`] would read the weights twice.
+/// The minimum rows of activations of [`MatmulVariant::Several`]: below, [`MatmulVariant::Few`] reads the weights only
+/// once.
 pub(in crate::ops::gpu) const MIN_SEVERAL: usize = 17;
 
-/// The fewest weights for each core with which that pays for less than 33 rows: with those of TinyLlama's layers, the launches
-/// that round and add up took longer on an H200 than the second reading.
+/// The minimum weights per core for which it pays below 33 rows: for TinyLlama's layers, the launches that pack and
+/// reduce took longer on an H200 than a second read of the weights.
 const MIN_WEIGHTS_OF_A_CORE: usize = 1 << 17;
 
-/// The most rows of activations of [`Form::Few`] and [`Form::Several`].
+/// The maximum rows of activations of [`MatmulVariant::Few`] and [`MatmulVariant::Several`].
 pub(in crate::ops::gpu) const MAX_SEVERAL: usize = 64;
 
-/// The most rows of activations for which the threadgroups of [`Form::Many`] may share the columns of a tile. It is those of
-/// the largest tile: of more rows there are several tiles for each 128 rows of weights.
-pub(in crate::ops::gpu) const MAX_SHARED: usize = Form::MAX_TOKENS;
+/// The maximum rows of activations for which thread blocks of [`MatmulVariant::Many`] may share the columns of a tile,
+/// those of the largest tile: more rows have several tiles for each 128 rows of weights.
+pub(in crate::ops::gpu) const MAX_SHARED: usize = MatmulVariant::MAX_TOKENS;
 
-/// The most threadgroups that share the columns of a tile.
-pub(in crate::ops::gpu) const MAX_PARTS: usize = 4;
+/// The maximum number of thread blocks that share the columns of a tile.
+pub(in crate::ops::gpu) const MAX_K_SPLITS: usize = 4;
 
-/// Threads of a threadgroup that adds up what those leave, and results of it, as in the kernel.
-pub(in crate::ops::gpu) const NUM_ADDING_THREADS: usize = 256;
-pub(in crate::ops::gpu) const ADDED_RESULTS: usize = 4 * NUM_ADDING_THREADS;
+/// Threads of a thread block of the reduce kernel, and its results, as in the kernel.
+pub(in crate::ops::gpu) const NUM_REDUCE_THREADS: usize = 256;
+pub(in crate::ops::gpu) const REDUCED_RESULTS: usize = 4 * NUM_REDUCE_THREADS;
 
-/// Warps of a threadgroup of [`Form::Few`], which are slices of a row, and of the others.
+/// Warps of a thread block: of [`MatmulVariant::Few`], where each is a slice of a row, and of the others.
 pub(in crate::ops::gpu) const SLICES: usize = 16;
 const NUM_WARPS: usize = 8;
 
-/// Rows of weights of a tile of [`Form::Several`] and [`Form::Many`].
+/// Rows of weights of a tile of [`MatmulVariant::Several`] and [`MatmulVariant::Many`].
 const TILE: usize = 128;
 
-/// Columns of a step of [`Form::Many`], and how many steps are in threadgroup memory at a time.
+/// Columns of a step of [`MatmulVariant::Many`], and the number of steps in shared memory.
 const STEP: usize = 64;
 const STAGES: usize = 6;
 
-/// Threadgroups that bring activations together, where they lie together and weights need no decoding: with Q4_0, gate and up
-/// of 256 rows took 5 to 12 % longer on an H100 than with threads that copy them.
+/// Thread blocks that load activations together, if these are contiguous and weights need no decoding: with Q4_0, gate
+/// and up of 256 rows took 5 to 12 % longer on an H100 than with copies by threads.
 const CLUSTER: usize = 2;
 
 /// Rows of activations of its tiles, in eights. With 96 or 224, tiles took longer on an H200 than larger ones.
 const TOKEN_TILES: [usize; 4] = [32, 20, 16, 8];
 
-/// What a tile of [`Form::Many`] takes whatever it has of activations, in rows of these: as measured on an H200 with 2,048
-/// rows of 2,048 and of 5,632 columns.
+/// The fixed cost of a tile of [`MatmulVariant::Many`], in rows of activations: as measured on an H200 with 2,048 rows
+/// of 2,048 and of 5,632 columns.
 const ROWS_OF_A_TILE: usize = 320;
 
-/// What the launch takes that adds up the sums of shared tiles, in rows of one column: about 6 µs of an H100.
-const COST_OF_ADDING: usize = 1 << 18;
+/// The cost of the reduce launch, in rows of one column: about 6 µs of an H100.
+const REDUCE_COST: usize = 1 << 18;
 
-impl Form {
+impl MatmulVariant {
     /// Rows of activations of the largest tile.
     pub(in crate::ops::gpu) const MAX_TOKENS: usize = 256;
 
-    /// The form of products of so many rows of activations; none if other kernels compute these.
+    /// The variant for matmuls of this size; none if other kernels compute them.
     pub(in crate::ops::gpu) fn of(gpu: &GpuBackend, format: DType, size: Size) -> Option<Self> {
         let is_here = gpu.tuning().has_tensor_cores() && format != DType::F32;
         let (num_cores, threadgroup_memory) = (gpu.device().num_cores(), gpu.device().threadgroup_memory());
@@ -103,79 +104,83 @@ impl Form {
         })
     }
 
-    /// [`Form::Several`] for one matrix, where there are so many rows and there is room.
+    /// [`MatmulVariant::Several`] for one matrix, if there are enough rows and enough memory.
     fn several(size: Size, num_cores: usize, threadgroup_memory: usize) -> Option<Self> {
         let is_large = size.num_results * size.num_columns >= MIN_WEIGHTS_OF_A_CORE * num_cores;
         let pays = size.num_rows > 32 || size.num_rows >= MIN_SEVERAL && is_large;
-        if !pays || !size.is_alone() || size.max_parts == 0 {
+        if !pays || !size.is_alone() || size.max_k_splits == 0 {
             return None;
         }
         let num_tiles = size.num_results.div_ceil(TILE);
-        // What is done first if tiles leave cores idle, in quarters of the time that one takes for all columns of a tile.
-        let time = |num_parts: &usize| (num_tiles * num_parts).div_ceil(num_cores) * (MAX_PARTS / num_parts);
-        let max_parts = if num_tiles < num_cores { size.max_parts } else { 1 };
-        let all_parts = [1, 2, MAX_PARTS].into_iter().filter(|num_parts| *num_parts <= max_parts);
-        let num_parts = all_parts.min_by_key(time).unwrap_or(1);
+        // Minimises the time if tiles leave cores idle, in quarters of the time of a tile with all columns.
+        let time = |num_k_splits: &usize| {
+            (num_tiles * num_k_splits).div_ceil(num_cores) * (MAX_K_SPLITS / num_k_splits)
+        };
+        let max_k_splits = if num_tiles < num_cores { size.max_k_splits } else { 1 };
+        let all_k_splits =
+            [1, 2, MAX_K_SPLITS].into_iter().filter(|num_k_splits| *num_k_splits <= max_k_splits);
+        let num_k_splits = all_k_splits.min_by_key(time).unwrap_or(1);
         // As the kernel is instantiated.
         let token_tiles = if size.num_rows <= 32 { 4 } else { 8 };
-        let forms = [4, 3].map(|num_stages| Self::Several { token_tiles, num_stages, num_parts });
-        forms.into_iter().find(|form| form.several_bytes(size) <= threadgroup_memory)
+        let variants = [4, 3].map(|num_stages| Self::Several { token_tiles, num_stages, num_k_splits });
+        variants.into_iter().find(|variant| variant.several_bytes(size) <= threadgroup_memory)
     }
 
-    /// As many rows of activations together as there are and as there is room for, and as many stages.
+    /// The most rows of activations and the most stages that fit.
     fn few(size: Size, threadgroup_memory: usize) -> Self {
         let own_eights = size.chunked_columns().div_ceil(8 * 32 * SLICES).clamp(1, 4);
         // As the kernel is instantiated.
         let all: &[usize] = if size.num_rows <= 8 { &[1] } else { &[2, 1] };
-        let mut forms = all.iter().flat_map(|&token_tiles| {
+        let mut variants = all.iter().flat_map(|&token_tiles| {
             [3, 2].map(|num_stages| Self::Few { token_tiles, num_stages, own_eights })
         });
         let smallest = Self::Few { token_tiles: 1, num_stages: 2, own_eights };
-        let fits = |form: &Self| form.bytes_beside_activations(size) <= threadgroup_memory;
-        // Room for all activations is worth more than a third stage.
-        let is_whole = |form: &Self| form.is_whole(size, threadgroup_memory);
-        forms.clone().find(is_whole).or_else(|| forms.find(fits)).unwrap_or(smallest)
+        let fits = |variant: &Self| variant.bytes_without_activations(size) <= threadgroup_memory;
+        // Space for all activations is worth more than a third stage.
+        let is_whole = |variant: &Self| variant.is_whole(size, threadgroup_memory);
+        variants.clone().find(is_whole).or_else(|| variants.find(fits)).unwrap_or(smallest)
     }
 
-    /// The tiles with which a GPU is done first, if each core computes one at a time.
+    /// The fastest tiles, if each core computes one at a time.
     ///
-    /// It depends on the next power of two of the number of rows, so that all forms that a model takes can be known
-    /// before its first step. How many threadgroups share columns, and so the order of additions, is the same for all numbers of
-    /// rows for which it may be several.
+    /// They depend on the next power of two of the number of rows, so that all variants of a model are known before its
+    /// first step. The number of thread blocks that share columns determines the order of additions. It is the same for
+    /// all numbers of rows up to [`MAX_SHARED`].
     fn many(format: DType, size: Size, num_cores: usize, threadgroup_memory: usize) -> Self {
         let num_tiles = size.num_results.div_ceil(TILE) * size.num_matrices;
         let cluster = if size.is_alone() && !format.is_quantized() { CLUSTER } else { 0 };
-        let best = |num_rows: usize, max_parts: usize, min_parts: usize| {
-            let cost = |form: &Self| {
-                let num_groups = num_rows.div_ceil(form.tokens()) * num_tiles * form.num_parts();
-                let adding = if form.num_parts() > 1 { COST_OF_ADDING } else { 0 };
-                let columns = size.num_columns.div_ceil(form.num_parts());
-                num_groups.div_ceil(num_cores) * (form.tokens() + ROWS_OF_A_TILE) * columns + adding
+        let best = |num_rows: usize, max_k_splits: usize, min_k_splits: usize| {
+            let cost = |variant: &Self| {
+                let num_groups = num_rows.div_ceil(variant.tokens()) * num_tiles * variant.num_k_splits();
+                let reduce_cost = if variant.num_k_splits() > 1 { REDUCE_COST } else { 0 };
+                let columns = size.num_columns.div_ceil(variant.num_k_splits());
+                num_groups.div_ceil(num_cores) * (variant.tokens() + ROWS_OF_A_TILE) * columns + reduce_cost
             };
-            let all_parts =
-                [1, 2, MAX_PARTS].into_iter().filter(|parts| (min_parts..=max_parts).contains(parts));
-            let forms = all_parts.flat_map(|num_parts| {
-                TOKEN_TILES.map(|token_tiles| Self::Many { token_tiles, num_parts, cluster })
+            let all_k_splits = [1, 2, MAX_K_SPLITS]
+                .into_iter()
+                .filter(|k_splits| (min_k_splits..=max_k_splits).contains(k_splits));
+            let variants = all_k_splits.flat_map(|num_k_splits| {
+                TOKEN_TILES.map(|token_tiles| Self::Many { token_tiles, num_k_splits, cluster })
             });
-            // Of equal ones the first.
-            let fits = forms.filter(|form| form.staged_bytes() <= threadgroup_memory);
+            // The first of equal ones.
+            let fits = variants.filter(|variant| variant.staged_bytes() <= threadgroup_memory);
             let smallest = TOKEN_TILES[TOKEN_TILES.len() - 1];
             fits.min_by_key(cost).unwrap_or(Self::Many {
                 token_tiles: smallest,
-                num_parts: min_parts,
+                num_k_splits: min_k_splits,
                 cluster,
             })
         };
         let num_rows = size.num_rows.next_power_of_two();
         let may_share = size.is_alone() && num_rows <= MAX_SHARED && num_tiles < num_cores;
-        // Each has two steps at least.
-        let max_parts =
-            if may_share { size.max_parts.min(size.num_columns.div_ceil(2 * STEP)).max(1) } else { 1 };
-        let num_parts = best(MAX_SHARED, max_parts, 1).num_parts();
-        best(num_rows, num_parts, num_parts)
+        // Each has at least two steps.
+        let max_k_splits =
+            if may_share { size.max_k_splits.min(size.num_columns.div_ceil(2 * STEP)).max(1) } else { 1 };
+        let num_k_splits = best(MAX_SHARED, max_k_splits, 1).num_k_splits();
+        best(num_rows, num_k_splits, num_k_splits)
     }
 
-    /// What the kernels of this form are called, in front of the format and behind it.
+    /// The name of the variant's kernels, before and after the format.
     pub(in crate::ops::gpu) fn names(self) -> (&'static str, String) {
         match self {
             Self::Few { token_tiles, .. } => ("few_rows", format!("_{token_tiles}")),
@@ -184,7 +189,7 @@ impl Form {
         }
     }
 
-    /// Rows of weights of a threadgroup.
+    /// Rows of weights of a thread block.
     pub(in crate::ops::gpu) fn rows(self) -> usize {
         match self {
             Self::Few { .. } => 16,
@@ -192,7 +197,7 @@ impl Form {
         }
     }
 
-    /// Rows of activations of a threadgroup.
+    /// Rows of activations of a thread block.
     pub(in crate::ops::gpu) fn tokens(self) -> usize {
         match self {
             Self::Few { token_tiles, .. }
@@ -201,7 +206,7 @@ impl Form {
         }
     }
 
-    /// Threads of a threadgroup.
+    /// Threads of a thread block.
     pub(in crate::ops::gpu) fn num_threads(self) -> usize {
         match self {
             Self::Few { .. } => 32 * SLICES,
@@ -209,69 +214,69 @@ impl Form {
         }
     }
 
-    /// How many threadgroups share the columns of a tile, so that their sums are still to be added up.
-    pub(in crate::ops::gpu) fn num_parts(self) -> usize {
+    /// The number of thread blocks that share the columns of a tile, and whose partial sums have to be reduced.
+    pub(in crate::ops::gpu) fn num_k_splits(self) -> usize {
         match self {
             Self::Few { .. } => 1,
-            Self::Several { num_parts, .. } | Self::Many { num_parts, .. } => num_parts,
+            Self::Several { num_k_splits, .. } | Self::Many { num_k_splits, .. } => num_k_splits,
         }
     }
 
-    /// Bytes of threadgroup memory of [`Form::Several`]: activations and weights of some pieces.
+    /// Bytes of shared memory of [`MatmulVariant::Several`]: activations and weights of some K tiles.
     fn several_bytes(self, size: Size) -> usize {
         let Self::Several { num_stages, .. } = self else { return 0 };
         num_stages * (2 * self.tokens() * size.lanes.columns + 2 * self.num_threads() * size.lanes.bytes)
     }
 
-    /// Bytes of threadgroup memory of [`Form::Many`]: activations, a factor for each row, and two barriers for each step.
+    /// Bytes of shared memory of [`MatmulVariant::Many`]: activations, a factor for each row, and two barriers for each step.
     fn staged_bytes(self) -> usize {
         self.tokens() * (STAGES * 2 * STEP + 4) + STAGES * 2 * 8
     }
 
-    /// Rows of activations that a threadgroup of [`Form::Few`] has room for: a power of two, so that all variants of a
-    /// kernel that a model takes can be known before its first step.
-    fn rows_with_room(self, size: Size) -> usize {
+    /// Rows of activations that fit into a thread block of [`MatmulVariant::Few`]: a power of two, so that all kernel
+    /// variants of a model are known before its first step.
+    fn rows_that_fit(self, size: Size) -> usize {
         size.num_rows.next_power_of_two().min(self.tokens())
     }
 
-    /// Bytes of threadgroup memory of [`Form::Few`] for weights on their way, sums of slices (of few rows twice), squares and
-    /// factors.
-    fn bytes_beside_activations(self, size: Size) -> usize {
+    /// Bytes of shared memory of [`MatmulVariant::Few`] for weights in flight, sums of slices (twice for few rows),
+    /// squares and factors.
+    fn bytes_without_activations(self, size: Size) -> usize {
         let Self::Few { num_stages, token_tiles, .. } = self else { return 0 };
         let ring = num_stages * 2 * SLICES * 32 * size.lanes.bytes;
-        // Twice those of one tile of activations, once those of two. Slices are as far apart as banks want it.
+        // Two buffers for one tile of activations, one for two. Slices are padded to avoid bank conflicts.
         let sums = if token_tiles == 1 { 2 } else { 1 } * SLICES * (16 * self.tokens() + 2);
         ring + 4 * (sums + (SLICES + 1) * self.tokens())
     }
 
-    /// Bytes of a threadgroup's activations.
+    /// Bytes of a thread block's activations.
     fn activation_bytes(self, size: Size) -> usize {
-        // As far apart as banks want it.
+        // Padded to avoid bank conflicts.
         let padding = if size.lanes.columns == 64 { 16 } else { 64 };
-        self.rows_with_room(size) * (2 * size.chunked_columns() + padding)
+        self.rows_that_fit(size) * (2 * size.chunked_columns() + padding)
     }
 
-    /// Whether a threadgroup has room for all columns of its activations, which the kernels of [`Form::Few`] know
-    /// beforehand.
+    /// Whether all columns of a thread block's activations fit, a compile-time constant of the kernels of
+    /// [`MatmulVariant::Few`].
     pub(in crate::ops::gpu) fn is_whole(self, size: Size, threadgroup_memory: usize) -> bool {
-        let bytes = self.bytes_beside_activations(size) + self.activation_bytes(size);
+        let bytes = self.bytes_without_activations(size) + self.activation_bytes(size);
         matches!(self, Self::Few { .. }) && bytes <= threadgroup_memory
     }
 
-    /// Bytes of a threadgroup's memory.
+    /// Bytes of a thread block's memory.
     fn bytes(self, size: Size, threadgroup_memory: usize) -> usize {
         match self {
             Self::Few { .. } if self.is_whole(size, threadgroup_memory) => {
-                self.bytes_beside_activations(size) + self.activation_bytes(size)
+                self.bytes_without_activations(size) + self.activation_bytes(size)
             }
-            Self::Few { .. } => self.bytes_beside_activations(size),
+            Self::Few { .. } => self.bytes_without_activations(size),
             Self::Several { .. } => self.several_bytes(size),
             Self::Many { .. } => self.staged_bytes(),
         }
     }
 
-    /// Threadgroups for the `num_tiles` tiles of a matrix, or of [`Form::Few`] for those of all groups. There they go from
-    /// tile to tile, and no core has more than one of them: those that begin when others end would double the time.
+    /// Thread blocks for the `num_tiles` tiles of a matrix, or of all groups. Those of [`MatmulVariant::Few`] loop over
+    /// tiles, with at most one per core: a second wave of thread blocks would double the time.
     pub(in crate::ops::gpu) fn num_threadgroups(
         self,
         size: Size,
@@ -285,12 +290,12 @@ impl Form {
             true => (num_tiles * size.num_matrices, 1),
             false => (num_tiles, size.num_matrices),
         };
-        // A step in which nobody wants logits has no rows, and its grid no threadgroups.
+        // A step without logits has no rows, and its grid would have no thread blocks.
         let others = (size.num_rows.div_ceil(self.tokens()) * num_stacked).max(1);
         num_tiles.min((num_cores / others).max(1))
     }
 
-    /// The launch with so many threadgroups, as [`Self::num_threadgroups`] counts them.
+    /// The launch with this many thread blocks, as [`Self::num_threadgroups`] counts them.
     pub(in crate::ops::gpu) fn work<'a>(
         self,
         args: &'a [u8],
@@ -304,12 +309,12 @@ impl Form {
         let grid = match self {
             Self::Few { .. } if size.is_grouped => [num_threadgroups, token_groups, 1],
             Self::Few { .. } => [num_threadgroups, token_groups, size.num_matrices],
-            Self::Several { num_parts, .. } => [num_threadgroups, num_parts, 1],
-            // Those that are on the GPU together have few weights and many activations, which stay in its cache.
-            // Matrices of a stack, or parts. The last cluster may have a threadgroup without a tile.
-            Self::Many { num_parts, cluster, .. } => {
+            Self::Several { num_k_splits, .. } => [num_threadgroups, num_k_splits, 1],
+            // Concurrent thread blocks have few weights and many activations, which stay in the L2 cache. The grid's
+            // last axis: matrices of a stack, or K splits. The last cluster may have a thread block without a tile.
+            Self::Many { num_k_splits, cluster, .. } => {
                 let num_threadgroups = num_threadgroups.next_multiple_of(cluster.max(1));
-                [token_groups, num_threadgroups, size.num_matrices * num_parts]
+                [token_groups, num_threadgroups, size.num_matrices * num_k_splits]
             }
         };
         let threadgroup_memory = self.bytes(size, threadgroup_memory);
@@ -317,9 +322,12 @@ impl Form {
     }
 }
 
-/// How many of the threadgroups have the tiles of each of two formats, at least one: as many as are done first, if the time of
-/// a tile is that of its bytes.
-pub(in crate::ops::gpu) fn share_out(num_threadgroups: usize, tiles: [(usize, DType); 2]) -> [usize; 2] {
+/// The division of the thread blocks between the tiles of two formats, at least one each: the fastest, if a tile's time
+/// is proportional to its bytes.
+pub(in crate::ops::gpu) fn divide_between_formats(
+    num_threadgroups: usize,
+    tiles: [(usize, DType); 2],
+) -> [usize; 2] {
     let num_threadgroups = num_threadgroups.max(2);
     // Of a super-block.
     let bytes = tiles.map(|(_, format)| format.row_bytes(256).unwrap_or(0));
@@ -327,45 +335,45 @@ pub(in crate::ops::gpu) fn share_out(num_threadgroups: usize, tiles: [(usize, DT
         let times = [0, 1].map(|index| tiles[index].0.div_ceil(shared[index]) * bytes[index]);
         times[0].max(times[1])
     };
-    // Of equal ones the one with most for the first format.
+    // Of equal ones, the one with most for the first format.
     let shares = (1..num_threadgroups).rev().map(|first| [first, num_threadgroups - first]);
     let shared = shares.min_by_key(time).unwrap_or([1, 1]);
     [0, 1].map(|index| shared[index].min(tiles[index].0))
 }
 
-/// What the form of a product depends on.
+/// The properties that select the variant of a matmul.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::ops::gpu) struct Size {
     /// Rows of activations of a matrix.
     pub(in crate::ops::gpu) num_rows: usize,
-    /// Rows of weights of a matrix, of a gated product both.
+    /// Rows of weights of a matrix; of a gated matmul, of both.
     pub(in crate::ops::gpu) num_results: usize,
-    /// Matrices of a stack, or groups that there may be.
+    /// Matrices of a stack, or the maximum number of groups.
     pub(in crate::ops::gpu) num_matrices: usize,
     /// Whether they are those of groups, each with rows of its own.
     pub(in crate::ops::gpu) is_grouped: bool,
     /// Columns of matrices.
     pub(in crate::ops::gpu) num_columns: usize,
-    /// What a lane has of them.
+    /// A lane's fragment.
     pub(in crate::ops::gpu) lanes: Lanes,
-    /// How many threadgroups may share the columns of a tile, 0 if there is no memory for rounded activations.
-    pub(in crate::ops::gpu) max_parts: usize,
+    /// The maximum number of thread blocks that share the columns of a tile; 0 without memory for packed activations.
+    pub(in crate::ops::gpu) max_k_splits: usize,
 }
 
 impl Size {
-    /// Columns of a chunk of [`Form::Few`]: a piece for each warp.
+    /// Columns of a chunk of [`MatmulVariant::Few`]: a K tile for each warp.
     fn chunk(self) -> usize {
         SLICES * self.lanes.columns
     }
 
-    /// Whether it is of one matrix, so that all rows of activations lie together.
+    /// Whether there is only one matrix, so that all rows of activations are adjacent.
     fn is_alone(self) -> bool {
         self.num_matrices == 1 && !self.is_grouped
     }
 
-    /// Of a product whose columns are not shared, if there is memory for rounded activations at all.
-    pub(in crate::ops::gpu) fn with_one_part(self) -> Self {
-        Self { max_parts: self.max_parts.min(1), ..self }
+    /// For a matmul whose columns are not shared, if there is memory for packed activations.
+    pub(in crate::ops::gpu) fn without_k_splits(self) -> Self {
+        Self { max_k_splits: self.max_k_splits.min(1), ..self }
     }
 
     /// Columns of all its chunks.
@@ -391,13 +399,13 @@ mod tests {
             is_grouped: false,
             num_columns,
             lanes: Lanes::of(format, None),
-            max_parts: MAX_PARTS,
+            max_k_splits: MAX_K_SPLITS,
         }
     }
 
-    fn work(form: Form, size: Size, num_tiles: usize, memory: usize) -> ([usize; 3], usize) {
-        let num_threadgroups = form.num_threadgroups(size, num_tiles, NUM_CORES);
-        let work = form.work(&[], &[], size, num_threadgroups, memory, Cost::bytes(0));
+    fn work(variant: MatmulVariant, size: Size, num_tiles: usize, memory: usize) -> ([usize; 3], usize) {
+        let num_threadgroups = variant.num_threadgroups(size, num_tiles, NUM_CORES);
+        let work = variant.work(&[], &[], size, num_threadgroups, memory, Cost::bytes(0));
         (work.grid, work.threadgroup_memory)
     }
 
@@ -412,21 +420,21 @@ mod tests {
                 {
                     for (num_tiles, num_matrices) in [(1, 1), (8000, 1), (20, 64), (20, 0)] {
                         let size = Size { num_matrices, ..size(format, num_rows, num_columns) };
-                        let form = match num_rows {
-                            0..=MAX_SEVERAL => Form::few(size, memory),
-                            _ => Form::many(format, size, NUM_CORES, memory),
+                        let variant = match num_rows {
+                            0..=MAX_SEVERAL => MatmulVariant::few(size, memory),
+                            _ => MatmulVariant::many(format, size, NUM_CORES, memory),
                         };
-                        let (mut grid, bytes) = work(form, size, num_tiles, memory);
-                        if matches!(form, Form::Many { .. }) {
+                        let (mut grid, bytes) = work(variant, size, num_tiles, memory);
+                        if matches!(variant, MatmulVariant::Many { .. }) {
                             grid.swap(0, 1);
                         }
-                        assert!(bytes <= memory && bytes.is_multiple_of(16), "{form:?} {size:?}: {bytes}");
+                        assert!(bytes <= memory && bytes.is_multiple_of(16), "{variant:?} {size:?}: {bytes}");
                         assert!(
                             (1..=num_tiles.next_multiple_of(CLUSTER)).contains(&grid[0]),
-                            "{form:?} {size:?}: {grid:?}"
+                            "{variant:?} {size:?}: {grid:?}"
                         );
-                        assert!(grid[1] * form.tokens() >= num_rows, "{form:?} {size:?}: {grid:?}");
-                        assert_eq!(grid[1] == 0, num_rows == 0, "{form:?} {size:?}: {grid:?}");
+                        assert!(grid[1] * variant.tokens() >= num_rows, "{variant:?} {size:?}: {grid:?}");
+                        assert_eq!(grid[1] == 0, num_rows == 0, "{variant:?} {size:?}: {grid:?}");
                         assert_eq!(grid[2], num_matrices);
                     }
                 }
@@ -436,7 +444,7 @@ mod tests {
 
     #[test]
     fn no_core_has_a_second_threadgroup_while_others_wait_for_it() {
-        // Experts of one token and of many, heads, and rows that take several threadgroups.
+        // Experts of one token and of many, heads, and rows that take several thread blocks.
         for (num_rows, num_tiles, num_matrices, is_grouped, expected) in [
             (1, 176, 8, true, [132, 1, 1]),
             (8, 128, 98, true, [132, 1, 1]),
@@ -448,42 +456,43 @@ mod tests {
             (40, 4000, 1, false, [44, 3, 1]),
         ] {
             let size = Size { num_matrices, is_grouped, ..size(DType::Q4_0, num_rows, 2048) };
-            let form = Form::few(size, MEMORY);
-            assert_eq!(work(form, size, num_tiles, MEMORY).0, expected, "{size:?}");
+            let variant = MatmulVariant::few(size, MEMORY);
+            assert_eq!(work(variant, size, num_tiles, MEMORY).0, expected, "{size:?}");
         }
     }
 
     #[test]
     fn tiles_of_two_formats_are_shared_out_by_their_bytes() {
         let shared = |num_threadgroups, first, last| {
-            share_out(num_threadgroups, [(first, DType::Q4K), (last, DType::Q6K)])
+            divide_between_formats(num_threadgroups, [(first, DType::Q4K), (last, DType::Q6K)])
         };
         // Q, K and V of 7B models: three tiles of one format take as long as two of the other.
         assert_eq!(shared(132, 320, 64), [100, 32]);
         assert_eq!(shared(132, 144, 16), [116, 16]);
-        // Never none, and never more than tiles.
+        // At least one each, and at most one per tile.
         assert_eq!(shared(1, 10, 1), [1, 1]);
         assert_eq!(shared(132, 4, 2), [4, 2]);
         assert_eq!(shared(132, 1, 300), [1, 100]);
     }
 
     #[test]
-    fn activations_are_kept_where_there_is_room() {
-        let form = |num_rows, num_columns, memory| {
+    fn activations_are_kept_where_they_fit() {
+        let variant = |num_rows, num_columns, memory| {
             let size = size(DType::BF16, num_rows, num_columns);
-            let form = Form::few(size, memory);
-            (form, form.is_whole(size, memory))
+            let variant = MatmulVariant::few(size, memory);
+            (variant, variant.is_whole(size, memory))
         };
-        let few = |token_tiles, num_stages, own_eights| Form::Few { token_tiles, num_stages, own_eights };
-        assert_eq!(form(1, 14336, MEMORY), (few(1, 3, 4), true));
-        assert_eq!(form(8, 4096, MEMORY), (few(1, 3, 1), true));
-        assert_eq!(form(8, 14336, MEMORY), (few(1, 3, 4), false));
-        assert_eq!(form(1, 4096, SMALL_MEMORY), (few(1, 2, 1), true));
-        // Of many rows all columns have no room, and those of a few have more than one turn of weights.
-        assert_eq!(form(32, 14336, MEMORY), (few(2, 3, 4), false));
-        assert_eq!(form(32, 5632, MEMORY), (few(1, 3, 2), true));
+        let few =
+            |token_tiles, num_stages, own_eights| MatmulVariant::Few { token_tiles, num_stages, own_eights };
+        assert_eq!(variant(1, 14336, MEMORY), (few(1, 3, 4), true));
+        assert_eq!(variant(8, 4096, MEMORY), (few(1, 3, 1), true));
+        assert_eq!(variant(8, 14336, MEMORY), (few(1, 3, 4), false));
+        assert_eq!(variant(1, 4096, SMALL_MEMORY), (few(1, 2, 1), true));
+        // With many rows, not all columns fit; with a few rows, there is more than one round of weights.
+        assert_eq!(variant(32, 14336, MEMORY), (few(2, 3, 4), false));
+        assert_eq!(variant(32, 5632, MEMORY), (few(1, 3, 2), true));
         let q4_k = size(DType::Q4K, 64, 4096);
-        assert_eq!(Form::few(q4_k, MEMORY), few(2, 2, 1));
+        assert_eq!(MatmulVariant::few(q4_k, MEMORY), few(2, 2, 1));
         assert!(few(2, 2, 1).is_whole(q4_k, MEMORY));
         // Sums of slices, and weights of three stages.
         let size = size(DType::BF16, 8, 4096);
@@ -493,26 +502,31 @@ mod tests {
 
     #[test]
     fn several_rows_share_weights_where_that_pays() {
-        let form = |num_rows, num_results, num_columns, memory| {
-            Form::several(Size { num_results, ..size(DType::Q4_0, num_rows, num_columns) }, NUM_CORES, memory)
+        let variant = |num_rows, num_results, num_columns, memory| {
+            MatmulVariant::several(
+                Size { num_results, ..size(DType::Q4_0, num_rows, num_columns) },
+                NUM_CORES,
+                memory,
+            )
         };
-        let several =
-            |token_tiles, num_stages, num_parts| Some(Form::Several { token_tiles, num_stages, num_parts });
+        let several = |token_tiles, num_stages, num_k_splits| {
+            Some(MatmulVariant::Several { token_tiles, num_stages, num_k_splits })
+        };
         // Of an 8B model: queries, keys and values; both matrices of a gate; down; the head.
-        assert_eq!(form(20, 6144, 4096, MEMORY), several(4, 4, 2));
-        assert_eq!(form(32, 28672, 4096, MEMORY), several(4, 4, 1));
-        assert_eq!(form(33, 4096, 14336, MEMORY), several(8, 4, 4));
-        assert_eq!(form(64, 128_256, 4096, MEMORY), several(8, 4, 1));
-        // Of few rows, and of not many and a small matrix, weights are read as often as it takes.
-        assert_eq!(form(16, 28672, 4096, MEMORY), None);
-        assert_eq!(form(32, 2560, 2048, MEMORY), None);
-        assert_eq!(form(33, 2560, 2048, MEMORY), several(8, 4, 4));
-        // As many stages as there is room for, and one threadgroup for all columns where sums have no place.
-        assert_eq!(form(64, 4096, 4096, SMALL_MEMORY), several(8, 3, 4));
-        let alone = Size { num_results: 2560, ..size(DType::Q4_0, 64, 2048) }.with_one_part();
-        assert_eq!(Form::several(alone, NUM_CORES, MEMORY), several(8, 4, 1));
-        assert_eq!(Form::several(Size { max_parts: 0, ..alone }, NUM_CORES, MEMORY), None);
-        assert_eq!(Form::several(Size { num_matrices: 8, ..alone }, NUM_CORES, MEMORY), None);
+        assert_eq!(variant(20, 6144, 4096, MEMORY), several(4, 4, 2));
+        assert_eq!(variant(32, 28672, 4096, MEMORY), several(4, 4, 1));
+        assert_eq!(variant(33, 4096, 14336, MEMORY), several(8, 4, 4));
+        assert_eq!(variant(64, 128_256, 4096, MEMORY), several(8, 4, 1));
+        // With few rows, or more rows and a small matrix, weights are read several times.
+        assert_eq!(variant(16, 28672, 4096, MEMORY), None);
+        assert_eq!(variant(32, 2560, 2048, MEMORY), None);
+        assert_eq!(variant(33, 2560, 2048, MEMORY), several(8, 4, 4));
+        // The most stages that fit, and one thread block for all columns if there is no space for sums.
+        assert_eq!(variant(64, 4096, 4096, SMALL_MEMORY), several(8, 3, 4));
+        let alone = Size { num_results: 2560, ..size(DType::Q4_0, 64, 2048) }.without_k_splits();
+        assert_eq!(MatmulVariant::several(alone, NUM_CORES, MEMORY), several(8, 4, 1));
+        assert_eq!(MatmulVariant::several(Size { max_k_splits: 0, ..alone }, NUM_CORES, MEMORY), None);
+        assert_eq!(MatmulVariant::several(Size { num_matrices: 8, ..alone }, NUM_CORES, MEMORY), None);
         let work = several(8, 4, 4).unwrap().work(&[], &[], alone, 20, MEMORY, Cost::bytes(0));
         assert_eq!((work.grid, work.threadgroup_memory), ([20, 4, 1], 4 * (64 * 256 + 2 * 256 * 24)));
     }
@@ -521,17 +535,17 @@ mod tests {
     fn tiles_fill_the_gpu_and_fit_into_it() {
         let tokens = |num_rows, num_results, memory| {
             let size = Size { num_results, ..size(DType::Q4_0, num_rows, 4096) };
-            let form = Form::many(DType::Q4_0, size, NUM_CORES, memory);
+            let variant = MatmulVariant::many(DType::Q4_0, size, NUM_CORES, memory);
             assert_eq!(
-                form,
-                Form::many(
+                variant,
+                MatmulVariant::many(
                     DType::Q4_0,
                     Size { num_rows: num_rows.next_power_of_two(), ..size },
                     NUM_CORES,
                     memory
                 )
             );
-            form.tokens()
+            variant.tokens()
         };
         assert_eq!(tokens(4096, 4096, MEMORY), 256);
         assert_eq!(tokens(3000, 4096, MEMORY), 256);
@@ -543,33 +557,41 @@ mod tests {
 
     #[test]
     fn columns_are_shared_where_there_are_few_tiles_and_not_many_rows() {
-        let form = |num_rows, num_results, num_columns| {
+        let variant = |num_rows, num_results, num_columns| {
             let size = Size { num_results, ..size(DType::BF16, num_rows, num_columns) };
-            let Form::Many { token_tiles, num_parts, .. } = Form::many(DType::BF16, size, NUM_CORES, MEMORY)
+            let MatmulVariant::Many { token_tiles, num_k_splits, .. } =
+                MatmulVariant::many(DType::BF16, size, NUM_CORES, MEMORY)
             else {
-                panic!("products of many rows")
+                panic!("matmuls of many rows")
             };
-            (8 * token_tiles, num_parts)
+            (8 * token_tiles, num_k_splits)
         };
-        // Of an 8B model: queries, keys and values; what attention gives; both matrices of a gate; down; the head.
-        assert_eq!(form(256, 6144, 4096), (256, 2));
-        assert_eq!(form(256, 4096, 4096), (256, 4));
-        assert_eq!(form(256, 28672, 4096), (256, 1));
-        assert_eq!(form(256, 4096, 14336), (256, 4));
-        assert_eq!(form(256, 128_256, 4096), (256, 1));
-        // A row has the same bits in every batch in which they may be shared.
-        assert_eq!(form(65, 4096, 4096), (128, 4));
-        assert_eq!(form(65, 4096, 14336), (128, 4));
-        assert_eq!(form(257, 4096, 14336), (128, 1));
-        // As many parts as there is memory for, and of one matrix only.
+        // Of an 8B model: queries, keys and values; the output projection of attention; both matrices of a gate; down;
+        // the head.
+        assert_eq!(variant(256, 6144, 4096), (256, 2));
+        assert_eq!(variant(256, 4096, 4096), (256, 4));
+        assert_eq!(variant(256, 28672, 4096), (256, 1));
+        assert_eq!(variant(256, 4096, 14336), (256, 4));
+        assert_eq!(variant(256, 128_256, 4096), (256, 1));
+        // A row has the same bits in every batch for which columns may be shared.
+        assert_eq!(variant(65, 4096, 4096), (128, 4));
+        assert_eq!(variant(65, 4096, 14336), (128, 4));
+        assert_eq!(variant(257, 4096, 14336), (128, 1));
+        // The most K splits that memory allows, and for one matrix only.
         let size = size(DType::BF16, 256, 4096);
-        let parts = |size| Form::many(DType::BF16, size, NUM_CORES, MEMORY).num_parts();
-        assert_eq!(parts(Size { max_parts: 2, ..size }), 2);
-        assert_eq!(parts(size.with_one_part()), 1);
-        assert_eq!(parts(Size { num_matrices: 8, ..size }), 1);
-        assert_eq!(parts(Size { is_grouped: true, ..size }), 1);
-        let work =
-            Form::many(DType::BF16, size, NUM_CORES, MEMORY).work(&[], &[], size, 32, MEMORY, Cost::bytes(0));
+        let k_splits = |size| MatmulVariant::many(DType::BF16, size, NUM_CORES, MEMORY).num_k_splits();
+        assert_eq!(k_splits(Size { max_k_splits: 2, ..size }), 2);
+        assert_eq!(k_splits(size.without_k_splits()), 1);
+        assert_eq!(k_splits(Size { num_matrices: 8, ..size }), 1);
+        assert_eq!(k_splits(Size { is_grouped: true, ..size }), 1);
+        let work = MatmulVariant::many(DType::BF16, size, NUM_CORES, MEMORY).work(
+            &[],
+            &[],
+            size,
+            32,
+            MEMORY,
+            Cost::bytes(0),
+        );
         assert_eq!(work.grid, [1, 32, 4]);
     }
 
@@ -577,8 +599,9 @@ mod tests {
     fn neighbours_bring_activations_together_where_these_do_and_weights_are_dense() {
         let cluster = |format, num_matrices| {
             let size = Size { num_matrices, ..size(format, 256, 4096) };
-            let Form::Many { cluster, .. } = Form::many(format, size, NUM_CORES, MEMORY) else {
-                panic!("products of many rows")
+            let MatmulVariant::Many { cluster, .. } = MatmulVariant::many(format, size, NUM_CORES, MEMORY)
+            else {
+                panic!("matmuls of many rows")
             };
             cluster
         };

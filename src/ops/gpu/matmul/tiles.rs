@@ -1,8 +1,8 @@
-//! How weights lie in the memory of a GPU with tensor cores: the writer of what `cuda/kernels/pieces.h` reads.
+//! The layout of weights in the memory of a GPU with tensor cores: writes what `cuda/kernels/fragments.h` reads.
 //!
-//! A tile is eight rows by a piece of columns, 64 of dense types and 128 of others; what does not exist of it is zeros.
-//! Lane 4 · g + t of 32 has of row g: of dense types sixteen neighbours from column 16 · t on, of others eight of each of
-//! four blocks of 32, from column 8 · t on. The tiles of eight rows lie one after the other in each plane:
+//! A tile is eight rows by 64 columns of dense types, 128 of others, padded with zeros. Lane 4 · g + t of 32 has a
+//! fragment of row g: for dense types sixteen neighbours from column 16 · t on, for others eight of each of four blocks
+//! of 32, from column 8 · t on. The tiles of eight rows are in sequence in each plane:
 //!
 //! | plane | bytes | of each |
 //! |---|---|---|
@@ -13,10 +13,10 @@
 //! | scales of `Q3_K`, `Q6_K`, `Q8_S` | 8 | half of the lanes of a row: f16 scales of its columns of four blocks |
 //! | scales of `Q2_K` | 8 | half of the lanes of a row: for each of four blocks a byte, the scale below the minimum; f16 scale and f16 minimum of these, the latter negative |
 //!
-//! Scales of super-blocks are multiplied with those of their parts, and rounded to f16, which is what the kernels would do with
-//! them: that takes half a bit of a weight more, and a third of the instructions less than to do it there. With those of `Q2_K`
-//! it would take as much as its codes. A power of two of `MXFP4` that is above 2^12 or below 2^-24 as a scale is the next one
-//! that a half has.
+//! Scales of super-blocks are multiplied by those of their blocks, and rounded to f16, as the kernels would do. This
+//! takes half a bit more per weight, and saves the kernels a third of their instructions. For `Q2_K` it would double
+//! the size, so its scales stay. A power of two of `MXFP4` above 2^12 or below 2^-24 as a scale becomes the nearest one
+//! that a half represents.
 
 use half::f16;
 
@@ -29,31 +29,31 @@ pub(in crate::ops::gpu) const TILE_ROWS: usize = 8;
 
 const LANES: usize = 32;
 
-/// What lanes have of a type.
+/// The bytes of a lane for a type.
 #[derive(Debug, Clone, Copy)]
-struct Piece {
+struct FragmentLayout {
     /// Columns of a tile.
     columns: usize,
     /// Bytes of codes that a lane has.
     codes: usize,
     /// Bytes of a lane's high bits.
     high: usize,
-    /// Bytes of a lane's scales, and how many lanes of a row have them together.
+    /// Bytes of a lane's scales, and the number of lanes of a row that share them.
     scales: (usize, usize),
 }
 
-impl Piece {
+impl FragmentLayout {
     fn of(dtype: DType) -> Self {
-        let piece = |codes, high, scales| Self { columns: 128, codes, high, scales: (scales, 4) };
-        let of_halves = |codes, high| Self { scales: (8, 2), ..piece(codes, high, 0) };
+        let fragment = |codes, high, scales| Self { columns: 128, codes, high, scales: (scales, 4) };
+        let of_halves = |codes, high| Self { scales: (8, 2), ..fragment(codes, high, 0) };
         match dtype {
             // In single precision there are no tiles.
-            DType::F32 | DType::F16 | DType::BF16 => Self { columns: 64, ..piece(32, 0, 0) },
-            DType::Q4_0 | DType::Iq4Nl | DType::Iq4Xs | DType::Mxfp4 => piece(16, 0, 8),
-            DType::Q4_1 | DType::Q4K => piece(16, 0, 16),
-            DType::Q5_0 => piece(16, 4, 8),
-            DType::Q5_1 | DType::Q5K => piece(16, 4, 16),
-            DType::Q8_0 => piece(32, 0, 8),
+            DType::F32 | DType::F16 | DType::BF16 => Self { columns: 64, ..fragment(32, 0, 0) },
+            DType::Q4_0 | DType::Iq4Nl | DType::Iq4Xs | DType::Mxfp4 => fragment(16, 0, 8),
+            DType::Q4_1 | DType::Q4K => fragment(16, 0, 16),
+            DType::Q5_0 => fragment(16, 4, 8),
+            DType::Q5_1 | DType::Q5K => fragment(16, 4, 16),
+            DType::Q8_0 => fragment(32, 0, 8),
             DType::Q2K => of_halves(8, 0),
             DType::Q3K => of_halves(8, 4),
             DType::Q6K => of_halves(16, 8),
@@ -64,23 +64,23 @@ impl Piece {
 
 /// Columns of a tile.
 pub(in crate::ops::gpu) fn tile_columns(dtype: DType) -> usize {
-    Piece::of(dtype).columns
+    FragmentLayout::of(dtype).columns
 }
 
-/// What the lanes of a kernel bring.
+/// The loads of a kernel's lanes.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::ops::gpu) struct Lanes {
     /// Columns of a tile.
     pub(in crate::ops::gpu) columns: usize,
-    /// Bytes that a lane brings of a row of a tile: of codes, high bits and scales.
+    /// Bytes of a row of a tile that a lane loads: codes, high bits and scales.
     pub(in crate::ops::gpu) bytes: usize,
 }
 
 impl Lanes {
-    /// For matrices of `format`, and of `last` if a kernel has another one too: the larger of both.
+    /// For matrices of `format`, and of `last` if the kernel has a second format: the maximum of both.
     pub(in crate::ops::gpu) fn of(format: DType, last: Option<DType>) -> Self {
         let one = |dtype: DType| {
-            let Piece { columns, codes, high, scales: (scales, _) } = Piece::of(dtype);
+            let FragmentLayout { columns, codes, high, scales: (scales, _) } = FragmentLayout::of(dtype);
             Self { columns, bytes: codes + high + scales }
         };
         let (first, last) = (one(format), one(last.unwrap_or(format)));
@@ -90,18 +90,18 @@ impl Lanes {
 
 /// Bytes of eight rows in each plane. There are no super-scales.
 pub(in crate::ops::gpu) fn row_of_tiles_bytes(dtype: DType, cols: usize) -> [usize; 4] {
-    let Piece { columns, codes, high, scales: (scales, sharing) } = Piece::of(dtype);
+    let FragmentLayout { columns, codes, high, scales: (scales, sharing) } = FragmentLayout::of(dtype);
     let num_tiles = cols.div_ceil(columns);
     [num_tiles * LANES * codes, num_tiles * LANES * high, num_tiles * LANES / sharing * scales, 0]
 }
 
-/// Packs whole rows of a file, from the first one of a tile on, to their parts of the planes.
+/// Packs whole rows of a file, from the first one of a tile on, to their ranges of the planes.
 pub(in crate::ops::gpu) fn pack(dtype: DType, cols: usize, source: &[u8], planes: &mut [&mut [u8]; 4]) {
     let row_bytes = cols / dtype.block_len() * dtype.block_bytes();
     let are_whole =
         cols.is_multiple_of(tile_columns(dtype)) && source.len().is_multiple_of(TILE_ROWS * row_bytes);
     for (index, plane) in planes.iter_mut().enumerate() {
-        // Bits come one by one.
+        // Sets bits one by one.
         if !are_whole || index == 1 || low_bits(dtype) == 2 {
             plane.fill(0);
         }
@@ -125,7 +125,7 @@ pub(in crate::ops::gpu) fn pack(dtype: DType, cols: usize, source: &[u8], planes
 /// Row `g` of tiles of a type of two bytes, in halves.
 fn pack_dense(dtype: DType, row: &[u8], g: usize, codes: &mut [u8]) {
     for (index, part) in row.chunks(16).enumerate() {
-        // Eight weights: of a tile, a lane has two such parts that lie side by side in the file.
+        // Eight weights: a lane's fragment of a tile has two such groups, which are adjacent in the file.
         let (tile, t, word) = (index / 8, index / 2 % 4, index % 2);
         let begin = ((2 * tile + word) * LANES + 4 * g + t) * 16;
         let target = &mut codes[begin..][..part.len()];
@@ -139,15 +139,15 @@ fn pack_dense(dtype: DType, row: &[u8], g: usize, codes: &mut [u8]) {
     }
 }
 
-/// The half that is next to a bfloat, as kernels round what they decode: the largest one for what is larger. It loses bits of
-/// what is below 6.1e-5.
+/// The half nearest to a bfloat, clamped to the largest one, with the rounding of the kernels. Values below 6.1e-5 lose
+/// bits.
 fn half_of(bits: u16) -> u16 {
     const LARGEST: f32 = 65504.0;
     const SMALLEST_NORMAL: f32 = 1.0 / 16384.0;
     let magnitude = f32::from_bits(u32::from(bits & 0x7fff) << 16);
     let is_nan = magnitude.is_nan();
     let magnitude = magnitude.min(LARGEST);
-    // Eight bits of a mantissa are kept as they are; below, the sum's last bit is the smallest half.
+    // The mantissa's eight bits are kept exactly; below, the last bit of the sum is the smallest half.
     let normal = (magnitude.to_bits() >> 13).wrapping_sub((127 - 15) << 10);
     let subnormal = (magnitude + 0.5).to_bits() - 0.5_f32.to_bits();
     let half = if magnitude < SMALLEST_NORMAL { subnormal } else { normal };
@@ -156,10 +156,10 @@ fn half_of(bits: u16) -> u16 {
 
 /// Row `g` of tiles, block by block of the file.
 fn pack_row(dtype: DType, row: &[u8], g: usize, planes: &mut [&mut [u8]]) {
-    let piece = Piece::of(dtype);
+    let fragment = FragmentLayout::of(dtype);
     let block_len = dtype.block_len();
     let mut values = [0_u8; 256];
-    // Of the file: of 32 weights some, and all of 256.
+    // Of the file: several blocks of 32 weights, or one of 256.
     let mut file_scales = [0_u8; 16];
     let mut super_scales = [0_u8; 4];
     let (scale_bytes, super_scale_bytes) = match dtype {
@@ -169,9 +169,9 @@ fn pack_row(dtype: DType, row: &[u8], g: usize, planes: &mut [&mut [u8]]) {
         DType::Q2K => (16, 4),
         _ => (16, 0),
     };
-    // Those of the tiles of a block.
+    // Of the tiles of a block.
     let mut scales = [0_u8; 32];
-    let bytes = piece.scales.0 * 4 / piece.scales.1;
+    let bytes = fragment.scales.0 * 4 / fragment.scales.1;
     for (index, block) in row.chunks_exact(dtype.block_bytes()).enumerate() {
         file_scales.fill(0);
         unpack_block(
@@ -182,10 +182,10 @@ fn pack_row(dtype: DType, row: &[u8], g: usize, planes: &mut [&mut [u8]]) {
             &mut super_scales[..super_scale_bytes],
         );
         match dtype {
-            DType::Q4K | DType::Q5K => scales = products_with_minima(&file_scales),
-            DType::Q3K | DType::Q6K => scales = products(&file_scales, super_scales, 1.0),
-            DType::Q8S => scales = products(&file_scales, super_scales, 0.125),
-            DType::Iq4Xs => scales = products_of_blocks(&file_scales, super_scales),
+            DType::Q4K | DType::Q5K => scales = combined_scales_with_minima(&file_scales),
+            DType::Q3K | DType::Q6K => scales = combined_scales(&file_scales, super_scales, 1.0),
+            DType::Q8S => scales = combined_scales(&file_scales, super_scales, 0.125),
+            DType::Iq4Xs => scales = combined_block_scales(&file_scales, super_scales),
             DType::Q2K => scales = bytes_and_super_scales(&file_scales, super_scales),
             DType::Mxfp4 => scales[..2].copy_from_slice(&half_scale([file_scales[0], file_scales[1]])),
             _ => scales[..scale_bytes].copy_from_slice(&file_scales[..scale_bytes]),
@@ -208,95 +208,96 @@ fn pack_row(dtype: DType, row: &[u8], g: usize, planes: &mut [&mut [u8]]) {
                 planes[0][begin..][..8].copy_from_slice(codes);
                 continue;
             }
-            let own_codes = &mut planes[0][lane * piece.codes..][..piece.codes];
+            let own_codes = &mut planes[0][lane * fragment.codes..][..fragment.codes];
             if low_bits(dtype) == 2 {
                 pack_bits(codes, 0, of_tile, own_codes);
             } else {
                 let nibbles = codes.iter().rev().fold(0_u32, |word, code| word << 4 | u32::from(code & 15));
                 own_codes[of_tile * 4..][..4].copy_from_slice(&nibbles.to_le_bytes());
             }
-            if piece.high > 0 {
-                let own_high = &mut planes[1][lane * piece.high..][..piece.high];
+            if fragment.high > 0 {
+                let own_high = &mut planes[1][lane * fragment.high..][..fragment.high];
                 pack_bits(codes, low_bits(dtype), of_tile, own_high);
             }
         }
     }
 }
 
-/// Scale and minimum of each 32 weights of a super-block, from the order of [`super::layout`], where a minimum is subtracted.
-fn products_with_minima(scales: &[u8; 16]) -> [u8; 32] {
+/// Scale and minimum of each 32 weights of a super-block, from the layout of [`super::layout`], which subtracts minima.
+fn combined_scales_with_minima(scales: &[u8; 16]) -> [u8; 32] {
     let half = |index: usize| f16::from_le_bytes([scales[index], scales[index + 1]]).to_f32();
     let (of_scales, of_minima) = (half(0), half(2));
-    let mut products = [0; 32];
-    for (index, pair) in products.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+    let mut combined = [0; 32];
+    for (index, pair) in combined.as_chunks_mut::<4>().0.iter_mut().enumerate() {
         let (low, high) = (scales[4 + index], scales[12 + index / 2] >> (4 * (index % 2)));
         let (scale, minimum) = (low & 15 | (high & 3) << 4, low >> 4 | (high >> 2 & 3) << 4);
         let [a, b] = f16::from_f32(f32::from(scale) * of_scales).to_le_bytes();
         let [c, d] = f16::from_f32(-f32::from(minimum) * of_minima).to_le_bytes();
         *pair = [a, b, c, d];
     }
-    products
+    combined
 }
 
 /// The scales of 16 weights each of a super-block: of each tile first those of the first 16 of each block.
-fn products(scales: &[u8; 16], super_scales: [u8; 4], factor: f32) -> [u8; 32] {
-    let mut products = [0; 32];
+fn combined_scales(scales: &[u8; 16], super_scales: [u8; 4], factor: f32) -> [u8; 32] {
+    let mut combined = [0; 32];
     for (index, scale) in scales.iter().enumerate() {
-        let product = product(*scale, super_scales, factor);
-        products[2 * place_of_scale(index)..][..2].copy_from_slice(&product);
+        let combined_scale = combined_scale(*scale, super_scales, factor);
+        combined[2 * index_of_scale(index)..][..2].copy_from_slice(&combined_scale);
     }
-    products
+    combined
 }
 
-/// The same where the two of a block are one.
-fn products_of_blocks(scales: &[u8; 16], super_scales: [u8; 4]) -> [u8; 32] {
-    let mut products = [0; 32];
-    for (to, pair) in products.as_chunks_mut::<2>().0.iter_mut().zip(scales.as_chunks::<2>().0) {
-        *to = product(pair[0], super_scales, 1.0);
+/// The same for blocks with one scale.
+fn combined_block_scales(scales: &[u8; 16], super_scales: [u8; 4]) -> [u8; 32] {
+    let mut combined = [0; 32];
+    for (to, pair) in combined.as_chunks_mut::<2>().0.iter_mut().zip(scales.as_chunks::<2>().0) {
+        *to = combined_scale(pair[0], super_scales, 1.0);
     }
-    products
+    combined
 }
 
-fn product(scale: u8, super_scales: [u8; 4], factor: f32) -> [u8; 2] {
+fn combined_scale(scale: u8, super_scales: [u8; 4], factor: f32) -> [u8; 2] {
     let super_scale = f16::from_le_bytes([super_scales[0], super_scales[1]]).to_f32();
     f16::from_f32(f32::from(scale.cast_signed()) * super_scale * factor).to_le_bytes()
 }
 
-/// Where the scale of sixteen columns is in those of the two tiles of a super-block: of each tile first those of the first
-/// sixteen of its four blocks.
-fn place_of_scale(index: usize) -> usize {
+/// The index of the scale of sixteen columns in those of the two tiles of a super-block: each tile has first those of
+/// the first sixteen columns of its four blocks.
+fn index_of_scale(index: usize) -> usize {
     index / 8 * 8 + index % 2 * 4 + index / 2 % 4
 }
 
-/// Of both halves of both tiles, a byte for each block, then what scales and minima are multiplied with.
+/// Of both halves of both tiles, a byte for each block, then the factors of scales and minima.
 fn bytes_and_super_scales(scales: &[u8; 16], super_scales: [u8; 4]) -> [u8; 32] {
-    let mut parts = [0; 32];
+    let mut bytes = [0; 32];
     for (index, scale) in scales.iter().enumerate() {
-        let place = place_of_scale(index);
-        parts[place / 4 * 8 + place % 4] = *scale;
+        let to = index_of_scale(index);
+        bytes[to / 4 * 8 + to % 4] = *scale;
     }
     let [a, b, c, d] = super_scales;
-    for part in parts.as_chunks_mut::<8>().0 {
-        part[4..].copy_from_slice(&[a, b, c, d ^ 0x80]);
+    for tile in bytes.as_chunks_mut::<8>().0 {
+        tile[4..].copy_from_slice(&[a, b, c, d ^ 0x80]);
     }
-    parts
+    bytes
 }
 
-/// A power of two from the upper half of a single: as a half with which no value is infinite, and which is not zero.
+/// A power of two from the upper half of a single: as a nonzero half with which every value is finite.
 fn half_scale(upper: [u8; 2]) -> [u8; 2] {
     let scale = f32::from_bits(u32::from(u16::from_le_bytes(upper)) << 16);
     f16::from_f32(scale.clamp(1.0 / 16_777_216.0, 4096.0)).to_le_bytes()
 }
 
-/// Bits of eight codes of block `of_tile` from bit `first` on, to those of their lane: one bit each in four bytes, two in eight.
+/// Moves bits of eight codes of block `of_tile` from bit `first` on to those of their lane: one bit each in four bytes,
+/// two in eight.
 fn pack_bits(codes: &[u8], first: usize, of_tile: usize, lane: &mut [u8]) {
     let bits = lane.len() / 4;
     let blocks_of_a_word = 4 / bits;
     let word = &mut lane[of_tile / blocks_of_a_word * 4..][..4];
     let mut packed = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
     for (index, code) in codes.iter().enumerate() {
-        let place = of_tile % blocks_of_a_word * 4 + index % 4;
-        packed |= (u32::from(code >> first) & ((1 << bits) - 1)) << (place * bits + index / 4 * 16);
+        let to = of_tile % blocks_of_a_word * 4 + index % 4;
+        packed |= (u32::from(code >> first) & ((1 << bits) - 1)) << (to * bits + index / 4 * 16);
     }
     word.copy_from_slice(&packed.to_le_bytes());
 }
@@ -308,7 +309,7 @@ mod tests {
     use crate::ops::cpu::pool::ThreadPool;
 
     #[test]
-    fn whole_tiles_have_the_files_bytes_and_room_for_products_of_scales() {
+    fn whole_tiles_have_the_files_bytes_and_space_for_combined_scales() {
         for dtype in DType::ALL {
             let layout = Layout::new(Order::Tiles, dtype, 8, 256);
             let in_file = 8 * 256 / dtype.block_len() * dtype.block_bytes();
@@ -342,7 +343,7 @@ mod tests {
         }
     }
 
-    /// A block of `Q8_0` in a row and tile with others: where its first code, its last and its scale are.
+    /// A block of `Q8_0` among others in a row and tile: the indices of its first code, its last code and its scale.
     #[test]
     fn each_lane_has_eight_columns_of_each_block() {
         let (rows, cols) = (10, 160);

@@ -1,9 +1,9 @@
-//! Blocks of files taken apart: the codes in the order of columns, and the scales as `layout.rs` has them.
+//! Unpacks blocks of files: the codes in the order of columns, and the scales in the layout of `layout.rs`.
 
 use crate::weights::DType;
 use crate::weights::blocks::{iq4_xs_scale, mxfp4_scale, signed_six_bit_scales};
 
-/// The codes of a block in the order of its columns, and its scales as they will lie.
+/// The codes of a block in the order of its columns, and its scales in the layout of GPU memory.
 pub(in crate::ops::gpu) fn unpack_block(
     dtype: DType,
     block: &[u8],

@@ -5,13 +5,13 @@ use serde_json::{Value, json};
 use super::super::super::error::ApiError;
 use super::super::super::json::{Fields, describe, wrong_type};
 use super::super::messages::{self, call, missing, not_text};
-use crate::chat::{Content, Message};
+use tinyvllm::chat::{Content, Message};
 
 /// The messages for the template.
 #[derive(Debug, Default)]
-pub(super) struct Turns {
+pub(super) struct AnthropicTurns {
     pub(super) messages: Vec<Message>,
-    /// The first place that speaks of tools.
+    /// The first path with tools.
     pub(super) about_tools: Option<String>,
     /// The last turn is the beginning of the answer.
     pub(super) is_begun: bool,
@@ -22,8 +22,8 @@ pub(super) struct Turns {
 const BLOCK_EXTRAS: &[&str] = &["cache_control", "caller", "citations", "data", "signature"];
 
 /// Takes the system prompt and the conversation out of the body.
-pub(super) fn parse(fields: &mut Fields) -> Result<Turns, ApiError> {
-    let mut turns = Turns::default();
+pub(super) fn parse(fields: &mut Fields) -> Result<AnthropicTurns, ApiError> {
+    let mut turns = AnthropicTurns::default();
     if let Some(system) = text(fields, "system")? {
         turns.add_system(system);
     }
@@ -43,7 +43,7 @@ pub(super) fn parse(fields: &mut Fields) -> Result<Turns, ApiError> {
         match role.as_str() {
             "user" => turns.add_user(blocks)?,
             "assistant" => turns.add_assistant(blocks)?,
-            // Agents tell the model in between what has changed.
+            // Agents insert what has changed.
             "system" | "developer" => turns.add_system(lines(&mut blocks)?),
             other => {
                 let path = message.path("role");
@@ -53,7 +53,7 @@ pub(super) fn parse(fields: &mut Fields) -> Result<Turns, ApiError> {
             }
         }
     }
-    // An answer of nothing that came back says nothing.
+    // An empty answer in a conversation has no text.
     let says_nothing = |message: &mut Message| {
         message.role == "assistant" && message.content.is_empty() && message.extra.is_empty()
     };
@@ -62,7 +62,7 @@ pub(super) fn parse(fields: &mut Fields) -> Result<Turns, ApiError> {
     Ok(turns)
 }
 
-impl Turns {
+impl AnthropicTurns {
     /// Many templates know one system message, and that at the beginning.
     fn add_system(&mut self, text: String) {
         match &mut self.messages[..] {
@@ -81,7 +81,7 @@ impl Turns {
             block.pass(BLOCK_EXTRAS);
             let kind = block.string("type")?.ok_or_else(|| missing(block.path("type")))?;
             if kind == "tool_result" {
-                self.about_tools.get_or_insert_with(|| block.place().to_owned());
+                self.about_tools.get_or_insert_with(|| block.own_path().to_owned());
                 let id = block.string("tool_use_id")?.ok_or_else(|| missing(block.path("tool_use_id")))?;
                 let mut message = Message::new("tool", text(&mut block, "content")?.unwrap_or_default());
                 message.extra.insert("tool_call_id".to_owned(), id.into());
@@ -119,7 +119,7 @@ impl Turns {
                         append_line(so_far, &text);
                     }
                 }
-                // Nobody but its writer can read it.
+                // Only its writer can read it.
                 "redacted_thinking" => {}
                 "tool_use" => {
                     let id = block.string("id")?.ok_or_else(|| missing(block.path("id")))?;
@@ -129,7 +129,7 @@ impl Turns {
                     if let Value::Array(calls) = calls {
                         calls.push(call(Some(id), name, input));
                     }
-                    self.about_tools.get_or_insert_with(|| block.place().to_owned());
+                    self.about_tools.get_or_insert_with(|| block.own_path().to_owned());
                 }
                 kind => append_line(message.content.text_mut(), &in_words(kind, block)?),
             }
@@ -149,9 +149,9 @@ impl Turns {
         let what = if last.extra.contains_key("tool_calls") {
             "calls tools; add a turn of the user with a tool_result for each call"
         } else if last.content.is_empty() {
-            "has thoughts and no text to go on with; leave it out"
+            "has reasoning and no text to continue; omit it"
         } else if last.content.as_text().ends_with(char::is_whitespace) {
-            "ends with white space, after which models go on badly; trim it"
+            "ends with white space, which models continue badly; trim it"
         } else {
             return Ok(true);
         };
@@ -216,7 +216,7 @@ fn in_words(kind: &str, mut block: Fields) -> Result<String, ApiError> {
         }
         "search_result" | "tool_reference" => Ok(readable(&block.into_map()?.into())),
         kind if kind.ends_with("_tool_result") => Ok(readable(&block.into_map()?.into())),
-        kind => Err(not_text(block.place().to_owned(), kind)),
+        kind => Err(not_text(block.own_path().to_owned(), kind)),
     }
 }
 

@@ -19,14 +19,14 @@ use super::super::clients::Client;
 use super::super::error::{ApiError, ok};
 use super::super::json::{Fields, wrong_type};
 use super::super::state::{App, Model};
-use super::blocks::{BlockForm, Blocks};
+use super::blocks::{BlockResponse, Blocks};
 use super::conversation::{Answers, Conversation, Variables, template_variables};
 use super::messages::missing;
 use super::options::{Options, Words, says_nothing};
 use super::structured::{self, StructuredOutput, flat_format};
 use super::tools::{self, Functions, ToolChoice, ToolRequest};
 use super::{Prepared, generate, prepare, sampling};
-use crate::chat::Tool;
+use tinyvllm::chat::Tool;
 
 /// What belongs to Anthropic's own machines and would change the answer.
 const REFUSED: [&str; 2] = ["container", "mcp_servers"];
@@ -47,7 +47,7 @@ pub(in super::super) async fn count_tokens(
     request: HttpRequest<Body>,
 ) -> Result<Response, ApiError> {
     let model = app.ready()?;
-    let _seat = app.take_seat(&model, &Client::of(&request)?).await?;
+    let _permit = app.take_permit(&model, &Client::of(&request)?).await?;
     let count = |model: &Model, mut fields: Fields| {
         let question = Question::parse(&mut fields)?;
         Ok(question.conversation.encode(model)?.len())
@@ -74,8 +74,8 @@ impl Question {
         let other = thinks.then_some("thinking").or_else(|| output.as_ref().map(StructuredOutput::param));
         if let Some(other) = other.filter(|_| turns.is_begun) {
             let message = format!(
-                "messages ends with a turn of the assistant, with which the answer goes on, and {other} is about its \
-                 beginning; leave one of them out"
+                "messages ends with a turn of the assistant, which the answer continues, and {other} sets its \
+                 beginning; omit one of them"
             );
             return Err(ApiError::invalid("messages", message));
         }
@@ -92,7 +92,7 @@ impl Question {
     }
 }
 
-fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<BlockForm<MessageStyle>>, ApiError> {
+fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<BlockResponse<MessageStyle>>, ApiError> {
     let question = Question::parse(&mut fields)?;
     // The model's own may be higher.
     let has_temperature = fields.look("temperature", Value::is_null)? == Some(false);
@@ -103,13 +103,13 @@ fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<BlockForm<Message
             format!("n is {}; there is one answer to messages", params.n),
         ));
     }
-    if has_temperature && params.temperature > MAX_TEMPERATURE {
+    if has_temperature && !(0.0..=MAX_TEMPERATURE).contains(&params.temperature) {
         let message =
             format!("temperature is {}; it must be from 0 to {MAX_TEMPERATURE}", params.temperature);
         return Err(ApiError::invalid("temperature", message));
     }
     params.stop.extend(sampling::strings(&mut fields, "stop_sequences")?);
-    let max_tokens = fields.unsigned("max_tokens")?.ok_or_else(|| missing("max_tokens".to_owned()))?;
+    let max_tokens = fields.count("max_tokens", 1)?.ok_or_else(|| missing("max_tokens".to_owned()))?;
     params.max_tokens = Some(max_tokens);
     let user = match fields.object("metadata")? {
         Some(mut metadata) => metadata.string("user_id")?,
@@ -126,8 +126,8 @@ fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<BlockForm<Message
         .map_err(|error| error.renamed("stop", "stop_sequences"))?;
     let is_clamped = request.params.max_tokens < Some(max_tokens);
     let blocks = Blocks::new(&request, turns);
-    let form = BlockForm { blocks, style: MessageStyle::new(&model.names[0], is_clamped) };
-    Ok(Prepared { requests: vec![request], options, form })
+    let shape = BlockResponse { blocks, style: MessageStyle::new(&model.names[0], is_clamped) };
+    Ok(Prepared { requests: vec![request], options, shape })
 }
 
 fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
@@ -135,7 +135,7 @@ fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
     fields.pass(&["cache_control"]);
     for name in REFUSED {
         if fields.take(name)?.is_some_and(|value| !says_nothing(&value)) {
-            let message = format!("{name} is not supported here; leave it out");
+            let message = format!("{name} is not supported here; omit it");
             return Err(ApiError::unsupported(name, message));
         }
     }
@@ -146,20 +146,21 @@ fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
             edits.as_array().is_some_and(|edits| edits.iter().all(|edit| edit["keep"] == "all"))
         };
         if management.take("edits")?.is_some_and(|edits| !keeps_all(&edits)) {
-            management.tell("edits");
+            management.report("edits");
         }
     }
     if fields.bool("continue_final_message")?.unwrap_or(false) {
-        let message = "continue_final_message is for chats; an answer goes on with the last turn if it is the assistant's";
+        let message = "continue_final_message is for chats; an answer continues the last turn if it is the \
+                       assistant's";
         return Err(ApiError::unsupported("continue_final_message", message));
     }
     if fields.string("speed")?.is_some_and(|speed| speed != "standard") {
-        fields.tell("speed");
+        fields.report("speed");
     }
     Ok(())
 }
 
-/// What form the answer has to have, and how much effort it may take.
+/// The format of the answer, and its effort.
 fn output(fields: &mut Fields) -> Result<(Option<StructuredOutput>, Option<String>), ApiError> {
     let older = match fields.object("output_format")? {
         Some(format) => flat_format(format, "output_format")?,
@@ -175,7 +176,7 @@ fn output(fields: &mut Fields) -> Result<(Option<StructuredOutput>, Option<Strin
     Ok((structured::parse(fields, newer.into_iter().chain(older))?, effort))
 }
 
-/// Tells the template whether the model is to think, which it is only if that is asked for. Returns whether it is, and
+/// Sets the template's reasoning switch, which is on only if requested. Returns whether it is, and
 /// whether what it thinks is to be shown. Variables that the request itself gives to the template come first.
 fn thinking(fields: &mut Fields, variables: &mut Variables) -> Result<(bool, bool), ApiError> {
     let mut shows = true;
@@ -213,7 +214,7 @@ fn thinking(fields: &mut Fields, variables: &mut Variables) -> Result<(bool, boo
 
 fn tool_request(fields: &mut Fields) -> Result<ToolRequest, ApiError> {
     let functions = match fields.take("tools")? {
-        Some(given) => Functions::parse(fields, given, tool)?.in_form_of_chats("input_schema"),
+        Some(given) => Functions::parse(fields, given, tool)?.into_chat_tools("input_schema"),
         None => Functions::default(),
     };
     let Some(mut choice) = fields.object("tool_choice")? else {

@@ -15,12 +15,12 @@ use super::super::blocks::{Block, BlockKind, BlockStyle, Blocks, Step};
 use super::super::messages::call_arguments;
 use super::super::stream::write_event;
 
-/// What is in an answer beside its blocks.
+/// The envelope of an answer around its blocks.
 pub(super) struct MessageStyle {
     id: String,
     created: u64,
     model_name: String,
-    /// The window had fewer tokens left than were asked for.
+    /// The window had fewer tokens left than requested.
     is_clamped: bool,
 }
 
@@ -139,21 +139,21 @@ fn block(block: &Block) -> Value {
         BlockKind::Reasoning => json!({"type": "thinking", "thinking": text, "signature": signature(text)}),
         BlockKind::Text => json!({"type": "text", "text": text}),
         BlockKind::Call { id, name } => {
-            // What the model wrote is on nobody's account, which refuses nothing.
+            // What the model wrote is on no account, which refuses nothing.
             let input = call_arguments(text).unwrap_or_default();
             json!({"type": "tool_use", "id": id, "name": name, "input": input})
         }
     }
 }
 
-/// Clients send thinking back only with a signature. Nobody checks this one.
+/// Clients send thinking back only with a signature. This one is not checked.
 fn signature(text: &str) -> String {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
     format!("{:016x}", hasher.finish())
 }
 
-/// Cached tokens do not count as input here, they stand beside it.
+/// Cached tokens do not count as input here, they have a field of their own.
 fn usage(totals: &Totals) -> Value {
     let num_cached = totals.num_cached_tokens;
     let mut usage = json!({

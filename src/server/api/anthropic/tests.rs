@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 use super::super::super::ignored::Ignored;
 use super::super::super::json::parse_object;
 use super::*;
-use crate::chat::Content;
+use tinyvllm::chat::Content;
 
 fn question(change: &Value) -> Result<Question, ApiError> {
     let mut body = json!({"messages": [{"role": "user", "content": "Rome?"}]});
@@ -81,7 +81,7 @@ fn tools_and_choices_become_those_of_chats() {
 
 #[test]
 fn what_agents_send_by_themselves_is_taken() {
-    let check = |change: Value, expected: Value, told: &[&str]| {
+    let check = |change: Value, expected: Value, reported: &[&str]| {
         let mut body = json!({"messages": [{"role": "user", "content": "Rome?"}]});
         for (name, value) in change.as_object().unwrap() {
             body[name] = value.clone();
@@ -100,7 +100,7 @@ fn what_agents_send_by_themselves_is_taken() {
         if !expected.is_null() {
             assert_eq!(Value::from(messages), expected, "{change}");
         }
-        assert_eq!(ignored.take(), told, "{change}");
+        assert_eq!(ignored.take(), reported, "{change}");
     };
     let rome = json!(["user", "Rome?", {}]);
     let turns = |turns: Value| {
@@ -174,7 +174,7 @@ fn what_agents_send_by_themselves_is_taken() {
 }
 
 #[test]
-fn thinking_is_told_to_the_template() {
+fn thinking_reaches_the_template() {
     let check = |change: Value, variables: Value, shows: bool| {
         let question = question(&change).unwrap();
         assert_eq!(Value::from(question.conversation.variables.values), variables, "{change}");
@@ -231,9 +231,9 @@ fn what_is_not_valid_is_refused_by_name() {
         body[name] = value;
         body
     };
-    check(begun("thinking", json!({"type": "adaptive"})), "messages", "thinking is about its beginning");
+    check(begun("thinking", json!({"type": "adaptive"})), "messages", "thinking sets its beginning");
     let format = json!({"format": {"type": "json_schema", "schema": {}}});
-    check(begun("output_config", format), "messages", "output_config.format is about its beginning");
+    check(begun("output_config", format), "messages", "output_config.format sets its beginning");
     for name in ["output_format", "guided_regex", "structured_outputs.choice"] {
         let value = match name {
             "output_format" => json!({"type": "json_object"}),
@@ -241,14 +241,17 @@ fn what_is_not_valid_is_refused_by_name() {
             _ => json!({"choice": ["a"]}),
         };
         let field = name.split('.').next().unwrap();
-        check(begun(field, value), "messages", &format!("{name} is about its beginning"));
+        check(begun(field, value), "messages", &format!("{name} sets its beginning"));
     }
     check(json!({"continue_final_message": true}), "continue_final_message", "the last turn");
     question(&json!({"continue_final_message": false})).unwrap();
     question(&begun("thinking", json!({"type": "disabled"}))).unwrap();
     check(json!({"system": [{"type": "image"}]}), "system[0]", "text only");
     check(json!({"tools": [{"name": "f"}]}), "tools[0].input_schema", "missing");
-    check(json!({"tools": [{"type": "bash_20250124", "name": "bash"}]}), "tools", "no function");
+    let bash = json!([{"type": "bash_20250124", "name": "bash"}]);
+    let words = "tools[0] of type \"bash_20250124\"";
+    check(json!({"tools": bash, "tool_choice": {"type": "tool", "name": "bash"}}), "tool_choice", words);
+    question(&json!({"tools": bash})).unwrap();
     check(json!({"tools": [{"name": "a b", "input_schema": {}}]}), "tools[0].name", "a-z");
     let tool = json!({"name": "f", "input_schema": {"type": "object"}});
     check(json!({"tools": vec![tool.clone(); 1_025]}), "tools", "1025 entries");
@@ -256,7 +259,7 @@ fn what_is_not_valid_is_refused_by_name() {
     check(json!({"tools": [tool], "tool_choice": {"type": "tool"}}), "tool_choice.name", "missing");
     check(json!({"tools": [tool], "tool_choice": {"type": "some"}}), "tool_choice.type", "any");
     let other = json!({"type": "tool", "name": "g"});
-    check(json!({"tools": [tool], "tool_choice": other}), "tool_choice", "none of the tools");
+    check(json!({"tools": [tool], "tool_choice": other}), "tool_choice", "not in tools");
     check(json!({"thinking": {"type": "enabled"}}), "thinking.budget_tokens", "missing");
     check(json!({"thinking": {"type": "between_tools"}}), "thinking.type", "adaptive");
     check(json!({"thinking": {"type": "adaptive", "display": "x"}}), "thinking.display", "omitted");

@@ -16,7 +16,7 @@ use super::super::super::json::Fields;
 use super::super::super::state::{App, Model};
 use super::super::{check_name, prepare};
 use super::style::written;
-use crate::chat::Chat;
+use tinyvllm::chat::Chat;
 
 /// The version of ollama whose interface this is: clients look whether it has what they need.
 const INTERFACE_VERSION: &str = "0.9.0";
@@ -49,7 +49,7 @@ pub(in super::super::super) async fn show(
     request: HttpRequest<Body>,
 ) -> Result<Response, ApiError> {
     let model = app.ready()?;
-    let _seat = app.take_seat(&model, &Client::of(&request)?).await?;
+    let _permit = app.take_permit(&model, &Client::of(&request)?).await?;
     let read = |model: &Model, mut fields: Fields| {
         // Its older name.
         let name = fields.string("name")?;
@@ -97,12 +97,12 @@ fn description(model: &Model) -> Value {
     let (llm, family) = (&model.llm, family(model));
     let config = llm.model_config();
     let chat = llm.chat_format();
-    let form = chat.map(Chat::answer_format);
+    let shape = chat.map(Chat::answer_format);
     let mut capabilities = vec!["completion"];
-    if chat.is_some_and(Chat::uses_tools) && form.is_some_and(|form| form.tool_calls.is_some()) {
+    if chat.is_some_and(Chat::uses_tools) && shape.is_some_and(|shape| shape.tool_calls.is_some()) {
         capabilities.push("tools");
     }
-    if form.is_some_and(|form| form.reasoning.is_some()) {
+    if shape.is_some_and(|shape| shape.reasoning.is_some()) {
         capabilities.push("thinking");
     }
     let parameters = llm.sampling_defaults().describe().unwrap_or_default().replace(", ", "\n");
@@ -146,7 +146,7 @@ fn num_bytes(model: &Model) -> u64 {
     traffic.attention_bytes + traffic.feed_forward_bytes + traffic.head_bytes + experts
 }
 
-/// 64 digits by which clients tell models apart. They are made from the name: files are not read for it.
+/// 64 digits by which clients distinguish models. They are made from the name: files are not read for it.
 fn digest(name: &str) -> String {
     let hasher = BuildHasherDefault::<DefaultHasher>::default();
     (0..4).map(|part| format!("{:016x}", hasher.hash_one((name, part)))).collect()

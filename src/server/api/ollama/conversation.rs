@@ -8,13 +8,13 @@ use super::super::super::error::ApiError;
 use super::super::super::json::{Fields, describe};
 use super::super::messages::{self, call, missing, not_text};
 use super::super::options::says_nothing;
-use crate::chat::{Content, Message};
+use tinyvllm::chat::{Content, Message};
 
 /// The messages for the template.
 #[derive(Debug, Default)]
-pub(super) struct Turns {
+pub(super) struct OllamaTurns {
     pub(super) messages: Vec<Message>,
-    /// The first place that speaks of tools.
+    /// The first path with tools.
     pub(super) about_tools: Option<String>,
     /// The last turn is the beginning of the answer.
     pub(super) is_begun: bool,
@@ -24,8 +24,8 @@ pub(super) struct Turns {
 }
 
 /// Takes the conversation out of the body.
-pub(super) fn parse(fields: &mut Fields) -> Result<Turns, ApiError> {
-    let mut turns = Turns::default();
+pub(super) fn parse(fields: &mut Fields) -> Result<OllamaTurns, ApiError> {
+    let mut turns = OllamaTurns::default();
     for message in messages::items(fields)? {
         turns.add(message?)?;
     }
@@ -43,7 +43,7 @@ pub(super) fn refuse_images(fields: &mut Fields) -> Result<(), ApiError> {
     }
 }
 
-impl Turns {
+impl OllamaTurns {
     fn add(&mut self, mut fields: Fields) -> Result<(), ApiError> {
         refuse_images(&mut fields)?;
         let role = fields.string("role")?.ok_or_else(|| missing(fields.path("role")))?;
@@ -59,7 +59,7 @@ impl Turns {
         }
         let calls = self.calls(&mut fields, &role)?;
         if !calls.is_empty() {
-            self.about_tools.get_or_insert_with(|| fields.place().to_owned());
+            self.about_tools.get_or_insert_with(|| fields.own_path().to_owned());
             message.extra.insert("tool_calls".to_owned(), calls.into());
             if message.content.is_empty() {
                 message.content = Content::Missing;
@@ -68,7 +68,7 @@ impl Turns {
         let name = fields.string("tool_name")?.or(fields.string("name")?);
         let id = fields.string("tool_call_id")?;
         if role == "tool" {
-            self.about_tools.get_or_insert_with(|| fields.place().to_owned());
+            self.about_tools.get_or_insert_with(|| fields.own_path().to_owned());
             let id = self.answered(id, name.as_deref());
             message.extra.insert("tool_call_id".to_owned(), id.into());
             if let Some(name) = name {
@@ -79,7 +79,7 @@ impl Turns {
         Ok(())
     }
 
-    /// The calls of an assistant, in the form that templates expect.
+    /// The calls of an assistant, in the format that templates expect.
     fn calls(&mut self, fields: &mut Fields, role: &str) -> Result<Vec<Value>, ApiError> {
         let path = fields.path("tool_calls");
         let Some(items) = fields.list("tool_calls", "a list of calls")? else { return Ok(Vec::new()) };
@@ -106,12 +106,12 @@ impl Turns {
 
     /// The id of the call that a tool answers: the one it names, or the first one of its name, or the first one.
     fn answered(&mut self, id: Option<String>, name: Option<&str>) -> String {
-        let place = match (&id, name) {
+        let index = match (&id, name) {
             (Some(id), _) => self.unanswered.iter().position(|(_, other)| other == id),
             (None, Some(name)) => self.unanswered.iter().position(|(other, _)| other == name),
             (None, None) => None,
         };
-        let found = self.unanswered.remove(place.unwrap_or(0)).filter(|_| place.is_some() || id.is_none());
+        let found = self.unanswered.remove(index.unwrap_or(0)).filter(|_| index.is_some() || id.is_none());
         id.or(found.map(|(_, id)| id)).unwrap_or_else(|| format!("call{:05}", self.num_calls))
     }
 }

@@ -1,7 +1,7 @@
-//! `/api/chat` and `/api/generate`, and what ollama's clients ask for beside them: ollama's interface.
+//! `/api/chat` and `/api/generate`, and the other paths of ollama's clients: ollama's interface.
 //!
 //! A request becomes the same conversation as one for chats, so the same template, the same limits and the same
-//! engine answer it. `conversation.rs` and `options.rs` read it, `style.rs` writes the answer, `about.rs` tells of the
+//! engine answer it. `conversation.rs` and `options.rs` read it, `style.rs` writes the answer, `about.rs` describes the
 //! model.
 
 mod about;
@@ -22,7 +22,7 @@ use self::style::{Kind, LineStyle};
 use super::super::error::ApiError;
 use super::super::json::{Fields, wrong_type};
 use super::super::state::{App, Model};
-use super::blocks::{BlockForm, Blocks};
+use super::blocks::{BlockResponse, Blocks};
 use super::completions;
 use super::conversation::{Answers, Conversation, Variables, check_text_len, template_variables};
 use super::options::{Options, StreamOptions, Words, says_nothing};
@@ -30,11 +30,11 @@ use super::structured::{self, StructuredOutput, json_or_schema};
 use super::tools::ToolRequest;
 use super::turn::TurnFormat;
 use super::{Prepared, generate};
-use crate::chat::{Chat, Message};
-use crate::engine::Request;
-use crate::sampling::SamplingParams;
+use tinyvllm::chat::{Chat, Message};
+use tinyvllm::engine::Request;
+use tinyvllm::sampling::SamplingParams;
 
-type Lines = Prepared<BlockForm<LineStyle>>;
+type Lines = Prepared<BlockResponse<LineStyle>>;
 
 /// Fields that would change the answer and are not honoured, with what does the same here.
 const NOT_HERE: [(&str, &str); 5] = [
@@ -61,7 +61,7 @@ pub(in super::super) async fn complete(
     generate(app, request, parse_prompt).await
 }
 
-/// What both paths read beside what is to be answered.
+/// Fields of both paths, in addition to the prompt.
 struct Question {
     params: SamplingParams,
     options: Options,
@@ -103,8 +103,8 @@ impl Question {
         if let Some(output) = output.as_ref().filter(|_| conversation.continue_final_message) {
             let param = output.param();
             let message = format!(
-                "messages ends with a turn of the assistant, with which the answer goes on, and {param} is about its \
-                 beginning; leave one of them out"
+                "messages ends with a turn of the assistant, which the answer continues, and {param} sets its \
+                 beginning; omit one of them"
             );
             return Err(ApiError::invalid("messages", message));
         }
@@ -166,7 +166,7 @@ fn parse_prompt(model: &Model, mut fields: Fields) -> Result<Lines, ApiError> {
         return question.load(model, Kind::Prompt);
     }
     if is_raw && system.is_some() {
-        let message = "system is given, and raw takes the prompt as it is; leave one of them out";
+        let message = "system is set, and raw sends the prompt unchanged; omit one of them";
         return Err(ApiError::invalid("system", message));
     }
     if is_raw || (system.is_none() && !model.llm.has_chat_template()) {
@@ -185,7 +185,7 @@ fn parse_prompt(model: &Model, mut fields: Fields) -> Result<Lines, ApiError> {
     question.answer(model, Kind::Prompt, conversation)
 }
 
-/// The request with the form of its answer; none if there is nothing to generate, because the model was to be loaded
+/// The request with the style of its answer; none if there is nothing to generate, because the model was to be loaded
 /// and is.
 fn lines(model: &Model, kind: Kind, asked: Option<(Request, TurnFormat)>, options: Options) -> Lines {
     let style = LineStyle::new(&model.names[0], kind, asked.is_none());
@@ -195,10 +195,10 @@ fn lines(model: &Model, kind: Kind, asked: Option<(Request, TurnFormat)>, option
     };
     let nothing = Request::default();
     let blocks = Blocks::new(requests.first().unwrap_or(&nothing), turns);
-    Prepared { requests, options, form: BlockForm { blocks, style } }
+    Prepared { requests, options, shape: BlockResponse { blocks, style } }
 }
 
-/// Tells the template whether the model is to think, if that is said, and with how much effort.
+/// Sets the template's reasoning switch and effort, if requested.
 fn thinking(fields: &mut Fields, model: &Model) -> Result<Variables, ApiError> {
     const EXPECTED: &str = "true, false, \"low\", \"medium\" or \"high\"";
     let (is_wanted, effort) = match fields.take("think")? {
@@ -210,9 +210,9 @@ fn thinking(fields: &mut Fields, model: &Model) -> Result<Variables, ApiError> {
         Some(other) => return Err(wrong_type(fields.path("think"), &other, EXPECTED)),
     };
     let can_think =
-        model.llm.chat_format().map(Chat::answer_format).is_some_and(|form| form.reasoning.is_some());
+        model.llm.chat_format().map(Chat::answer_format).is_some_and(|shape| shape.reasoning.is_some());
     if is_wanted == Some(true) && !can_think {
-        fields.tell("think");
+        fields.report("think");
     }
     let mut variables = template_variables(fields, effort)?;
     if let Some(is_wanted) = is_wanted {

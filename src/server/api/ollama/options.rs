@@ -1,12 +1,10 @@
 //! The object `options`: sampling parameters, and how ollama would load the model.
 
-use serde_json::Value;
-
 use super::super::super::error::ApiError;
-use super::super::super::json::{Fields, NO_LIMIT, parse_object, wrong_type};
+use super::super::super::json::{Fields, NO_LIMIT, parse_object};
 use super::super::super::state::Model;
 use super::super::sampling;
-use crate::sampling::SamplingParams;
+use tinyvllm::sampling::SamplingParams;
 
 /// How a model is loaded, which is done, and what changes no answer.
 const HARMLESS: &[&str] = &[
@@ -37,7 +35,7 @@ pub(super) fn parse(fields: &mut Fields, model: &Model) -> Result<SamplingParams
     for (name, off) in OFF {
         if options.take(name)?.is_some_and(|value| value.as_f64() != Some(off)) {
             let path = options.path(name);
-            let message = format!("{path} is not supported here; leave it out, or send {off}");
+            let message = format!("{path} is not supported here; omit it, or send {off}");
             return Err(ApiError::unsupported(path, message));
         }
     }
@@ -50,10 +48,10 @@ pub(super) fn parse(fields: &mut Fields, model: &Model) -> Result<SamplingParams
         params.repetition_penalty = penalty;
     }
     params.max_tokens = num_predict(&mut options)?;
-    // The window is the server's. One that is smaller was asked for to save memory.
+    // The window is the server's. A smaller one was requested to save memory.
     let window = model.llm.engine().config().max_model_len;
     if options.unsigned("num_ctx")?.is_some_and(|wanted| wanted > window) {
-        options.tell("num_ctx");
+        options.report("num_ctx");
     }
     Ok(params)
 }
@@ -61,15 +59,17 @@ pub(super) fn parse(fields: &mut Fields, model: &Model) -> Result<SamplingParams
 /// −1 is without a limit, and −2 to the end of the window, which is the same here.
 fn num_predict(options: &mut Fields) -> Result<Option<usize>, ApiError> {
     let path = options.path("num_predict");
-    let limit = |limit: i64| match limit {
+    let limit = |limit: i128| match limit {
         -2 | -1 => Some(NO_LIMIT),
         limit => usize::try_from(limit).ok(),
     };
     options
         .integer("num_predict")?
         .map(|given| {
-            let expected = "an integer of at least 1, or -1 for as many as fit";
-            limit(given).ok_or_else(|| wrong_type(path, &Value::from(given), expected))
+            let expected = "an integer of at least 1, or -1 for the rest of the context";
+            limit(given).ok_or_else(|| {
+                ApiError::invalid(path.clone(), format!("{path} is {given}, expected {expected}"))
+            })
         })
         .transpose()
 }

@@ -1,4 +1,4 @@
-//! Answers as ollama writes them: an object, or a line of JSON for each piece.
+//! Answers as ollama writes them: an object, or a line of JSON for each chunk.
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -12,7 +12,7 @@ use super::super::super::history::Identity;
 use super::super::super::state::unix_seconds;
 use super::super::blocks::{Block, BlockKind, BlockStyle, Blocks, Step};
 use super::super::messages::call_arguments;
-use crate::chat::format_time;
+use tinyvllm::chat::format_time;
 
 /// Which path was asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub(super) enum Kind {
     Prompt,
 }
 
-/// What is in an answer beside its blocks.
+/// The envelope of an answer around its blocks.
 pub(super) struct LineStyle {
     id: String,
     created: u64,
@@ -51,7 +51,7 @@ impl LineStyle {
         }
     }
 
-    /// An answer, or a piece of one, that says this.
+    /// An answer, or a chunk of one, that says this.
     fn line(&self, thinking: &str, content: &str, calls: Vec<Value>) -> Map<String, Value> {
         let mut line = Map::new();
         line.insert("model".to_owned(), self.model_name.as_str().into());
@@ -164,7 +164,7 @@ fn write_line(bytes: &mut Vec<u8>, line: &Value) {
 
 fn call(block: &Block) -> Option<Value> {
     let BlockKind::Call { id, name } = &block.kind else { return None };
-    // What the model wrote is on nobody's account, which refuses nothing.
+    // What the model wrote is on no account, which refuses nothing.
     let arguments = call_arguments(&block.text).unwrap_or_default();
     Some(json!({"id": id, "function": {"name": name, "arguments": arguments}}))
 }

@@ -8,17 +8,47 @@ use serde_json::{Value, json};
 use super::super::super::error::ApiError;
 use super::super::super::json::{Fields, describe, wrong_type};
 use super::super::super::values::charge_copies;
-use super::super::messages::{call, call_arguments, missing, parts_of_text};
-use crate::chat::{Content, Message};
+use super::super::messages::{call, call_arguments, missing, text_parts};
+use tinyvllm::chat::{Content, Message};
 
 /// Types of the parts of messages that are text.
 const TEXT_PARTS: [&str; 5] = ["input_text", "output_text", "reasoning_text", "refusal", "text"];
 
+/// Types of items that carry nothing for a model of text: what ran at OpenAI or in a client of its tools, whose results
+/// only their host can read, references to what is not stored, and marks of clients.
+const LEFT_OUT: [&str; 25] = [
+    "apply_patch_call",
+    "apply_patch_call_output",
+    "code_interpreter_call",
+    "compaction",
+    "compaction_summary",
+    "compaction_trigger",
+    "computer_call",
+    "computer_call_output",
+    "context_compaction",
+    "file_search_call",
+    "ghost_snapshot",
+    "image_generation_call",
+    "item_reference",
+    "local_shell_call",
+    "local_shell_call_output",
+    "mcp_approval_request",
+    "mcp_approval_response",
+    "mcp_call",
+    "mcp_list_tools",
+    "shell_call",
+    "shell_call_output",
+    "tool_search_call",
+    "tool_search_output",
+    "web_search_call",
+    "web_search_preview_call",
+];
+
 /// The messages for the template.
 #[derive(Debug, Default)]
-pub(super) struct Turns {
+pub(super) struct ResponsesTurns {
     pub(super) messages: Vec<Message>,
-    /// The first place that speaks of tools.
+    /// The first path with tools.
     pub(super) about_tools: Option<String>,
 }
 
@@ -38,14 +68,14 @@ pub(super) fn take(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     }
 }
 
-/// Makes messages of all items. The first `num_before` are those of earlier responses, of which nothing is told again.
+/// Makes messages of all items. The first `num_before` are those of earlier responses, which are not reported again.
 pub(super) fn messages(
     instructions: Option<&str>,
     fields: &Fields,
     items: &[Value],
     num_before: usize,
-) -> Result<Turns, ApiError> {
-    let mut turns = Turns::default();
+) -> Result<ResponsesTurns, ApiError> {
+    let mut turns = ResponsesTurns::default();
     if let Some(text) = instructions.filter(|text| !text.is_empty()) {
         turns.messages.push(Message::new("system", text));
     }
@@ -60,7 +90,7 @@ pub(super) fn messages(
     Ok(turns)
 }
 
-impl Turns {
+impl ResponsesTurns {
     fn add(&mut self, mut item: Fields) -> Result<(), ApiError> {
         // What an answer has, and what only its writer can read.
         item.pass(&["id", "status", "encrypted_content"]);
@@ -68,12 +98,12 @@ impl Turns {
             None | Some("message") => self.add_message(&mut item),
             Some("reasoning") => self.add_reasoning(&mut item),
             Some("function_call") => self.add_call(&mut item, "arguments", call_arguments),
-            // The input of such a tool is text of any form.
+            // The input of such a tool is any text.
             Some("custom_tool_call") => {
                 self.add_call(&mut item, "input", |input| Ok(json!({"input": input})))
             }
             Some("function_call_output" | "custom_tool_call_output") => {
-                self.about_tools.get_or_insert_with(|| item.place().to_owned());
+                self.about_tools.get_or_insert_with(|| item.own_path().to_owned());
                 let id = item.string("call_id")?.ok_or_else(|| missing(item.path("call_id")))?;
                 let output = text(&mut item, "output")?;
                 item.pass(&["name"]);
@@ -82,11 +112,11 @@ impl Turns {
                 self.messages.push(message);
                 Ok(())
             }
-            // What ran elsewhere, whose results only its place can read, and what newer clients know.
-            Some(kind) => {
+            Some(kind) if LEFT_OUT.contains(&kind) => {
                 item.leave_out(kind);
                 Ok(())
             }
+            Some(kind) => Err(unknown(&item, kind)),
         }
     }
 
@@ -97,7 +127,7 @@ impl Turns {
         field: &str,
         arguments: fn(&str) -> Result<Value, ApiError>,
     ) -> Result<(), ApiError> {
-        self.about_tools.get_or_insert_with(|| item.place().to_owned());
+        self.about_tools.get_or_insert_with(|| item.own_path().to_owned());
         let id = item.string("call_id")?.ok_or_else(|| missing(item.path("call_id")))?;
         let name = item.string("name")?.ok_or_else(|| missing(item.path("name")))?;
         let text = item.string(field)?.ok_or_else(|| missing(item.path(field)))?;
@@ -120,7 +150,7 @@ impl Turns {
         match role.as_str() {
             "user" => self.messages.push(Message::new("user", content)),
             "assistant" => {
-                // What was said before a call belongs to it, and what is said after one is a turn of its own.
+                // Text before a call belongs to it, and text after one is a turn of its own.
                 let message = self.assistant(|message| {
                     message.content.is_empty() && !message.extra.contains_key("tool_calls")
                 });
@@ -150,14 +180,14 @@ impl Turns {
             let path = item.path(name);
             let text = match item.take(name)? {
                 None => String::new(),
-                Some(Value::Array(parts)) => parts_of_text(item.objects(name, parts), &[kind])?,
+                Some(Value::Array(parts)) => text_parts(item.objects(name, parts), &[kind])?,
                 Some(other) => return Err(wrong_type(path, &other, "a list of parts")),
             };
             if thoughts.is_empty() {
                 thoughts = text;
             }
         }
-        // One that is encrypted has neither, and nobody but its writer can read it.
+        // One that is encrypted has neither, and only its writer can read it.
         if !thoughts.is_empty() {
             let message = self.assistant(|message| message.extra.is_empty() && message.content.is_empty());
             message.extra.insert("reasoning_content".to_owned(), thoughts.into());
@@ -176,12 +206,29 @@ impl Turns {
     }
 }
 
+/// 400: what such an item says is not known, and without it the conversation could be another one.
+fn unknown(item: &Fields, kind: &str) -> ApiError {
+    let (path, found) = (item.path("type"), describe(&kind.into()));
+    let message = match TEXT_PARTS.contains(&kind) {
+        true => format!(
+            "{path} is {found}, which is a part of a message; send {{\"type\": \"message\", \"role\": \"user\", \
+             \"content\": [it]}}"
+        ),
+        false => format!(
+            "{path} is {found}, expected message, reasoning, function_call, function_call_output, custom_tool_call \
+             or custom_tool_call_output; left out are {}",
+            LEFT_OUT.join(", ")
+        ),
+    };
+    ApiError::invalid(path, message)
+}
+
 /// A string or parts of text, which become lines.
 fn text(item: &mut Fields, name: &str) -> Result<String, ApiError> {
     let path = item.path(name);
     match item.take(name)? {
         Some(Value::String(text)) => Ok(text),
-        Some(Value::Array(parts)) => parts_of_text(item.objects(name, parts), &TEXT_PARTS),
+        Some(Value::Array(parts)) => text_parts(item.objects(name, parts), &TEXT_PARTS),
         Some(other) => Err(wrong_type(path, &other, "a string or a list of parts")),
         None => Err(missing(path)),
     }

@@ -15,13 +15,13 @@ use super::super::super::error::{ApiError, ok};
 use super::super::super::state::App;
 use super::super::from_path;
 
-/// Most items in one answer, and how many there are if nothing is said; as at OpenAI.
+/// Most items in one answer, and the default; as at OpenAI.
 const MAX_ITEMS: usize = 100;
 const DEFAULT_ITEMS: usize = 20;
 
 type Id = Result<Path<String>, PathRejection>;
 
-/// A response, to whoever asked for it.
+/// A response, to its owner.
 pub(in super::super::super) async fn show(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -30,7 +30,7 @@ pub(in super::super::super) async fn show(
     id: Id,
 ) -> Result<Response, ApiError> {
     if parameter(query.as_deref(), "stream") == Some("true") {
-        let message = "stream is not supported here: a response is kept when it is complete";
+        let message = "stream is not supported here: a response is stored when it is complete";
         return Err(ApiError::unsupported("stream", message));
     }
     let id = from_path("id", id)?;
@@ -56,8 +56,8 @@ pub(in super::super::super) async fn cancel(
 ) -> ApiError {
     match from_path("id", id).and_then(|id| app.memory.require(caller, &id)) {
         Ok(()) => {
-            let message = "only a response that is made in the background can be cancelled, and there are none \
-                           here; one ends when its connection is closed";
+            let message = "only a background response can be cancelled, which is not supported here; a response \
+                           ends when its connection is closed";
             ApiError::invalid("id", message)
         }
         Err(error) => error,
@@ -103,8 +103,8 @@ fn list_items(mut items: Vec<Value>, query: Option<&str>) -> Result<Response, Ap
     let start = match parameter(query, "after") {
         None => 0,
         Some(after) => {
-            let place = items.iter().position(|item| item["id"] == after);
-            place.ok_or_else(|| ApiError::invalid("after", "after is the id of none of the items"))? + 1
+            let position = items.iter().position(|item| item["id"] == after);
+            position.ok_or_else(|| ApiError::invalid("after", "after is not the id of an item"))? + 1
         }
     };
     let has_more = items.len() > start + limit;

@@ -1,7 +1,7 @@
 //! `/v1/responses`: OpenAI's interface for agents.
 //!
 //! A request becomes the same conversation as one for chats: `items.rs` reads its input, `request.rs` the rest of it,
-//! `style.rs` writes the answer. Nothing is kept of it, unless the server was told to (`kept.rs`).
+//! `style.rs` writes the answer. Nothing of it is stored, unless --responses-memory is set (`kept.rs`).
 
 mod items;
 mod kept;
@@ -21,10 +21,10 @@ use self::style::{Keeper, ResponseStyle};
 use super::super::auth::Caller;
 use super::super::error::ApiError;
 use super::super::json::Fields;
-use super::super::memory::Kept;
+use super::super::memory::StoredResponse;
 use super::super::state::{App, Model};
 use super::super::values::charge_copies;
-use super::blocks::{BlockForm, Blocks};
+use super::blocks::{BlockResponse, Blocks};
 use super::conversation::Answers;
 use super::options::{Options, Words};
 use super::{Prepared, generate, sampling};
@@ -46,7 +46,7 @@ fn parse(
     mut fields: Fields,
     app: Arc<App>,
     caller: Caller,
-) -> Result<Prepared<BlockForm<ResponseStyle>>, ApiError> {
+) -> Result<Prepared<BlockResponse<ResponseStyle>>, ApiError> {
     let question = Question::parse(&mut fields, &app.memory, caller)?;
     let mut params = sampling::parse(&mut fields, model.llm.sampling_defaults())?;
     if params.n != 1 {
@@ -68,12 +68,12 @@ fn parse(
             error.renamed("max_tokens", "max_output_tokens").renamed("logprobs", "top_logprobs")
         })?;
     let keeper = match question.is_stored {
-        true => Some(Keeper { app, caller, question: Kept::begin(question.items)? }),
+        true => Some(Keeper { app, caller, question: StoredResponse::begin(question.items)? }),
         false => None,
     };
     let style = ResponseStyle::new(&model.names[0], settings, keeper);
     let blocks = Blocks::new(&request, turns);
-    Ok(Prepared { requests: vec![request], options, form: BlockForm { blocks, style } })
+    Ok(Prepared { requests: vec![request], options, shape: BlockResponse { blocks, style } })
 }
 
 /// A number with the digits that it has as an f32.

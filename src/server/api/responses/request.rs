@@ -11,11 +11,12 @@ use super::super::messages::missing;
 use super::super::structured::{self, StructuredOutput, flat_format};
 use super::super::tools::{self, Choice, Functions, ToolChoice, ToolRequest};
 use super::items;
-use crate::chat::Tool;
+use tinyvllm::chat::Tool;
+use tinyvllm::quoted;
 
 /// What belongs to OpenAI's own machines and would change the answer.
 const REFUSED: [&str; 3] = ["conversation", "moderation", "prompt"];
-/// What may be asked for in addition. There is nothing of what others stand for.
+/// Values of `include` that are supported. The others have nothing to include.
 const LOGPROBS: &str = "message.output_text.logprobs";
 const INCLUDABLE: [&str; 7] = [
     LOGPROBS,
@@ -51,11 +52,15 @@ impl Question {
         let mut settings = Map::new();
         let instructions = fields.string("instructions")?;
         settings.insert("instructions".to_owned(), instructions.clone().into());
-        let max_tokens = fields.limit("max_output_tokens")?;
-        let told = max_tokens.filter(|limit| *limit != NO_LIMIT);
-        settings.insert("max_output_tokens".to_owned(), told.into());
-        // It is for tools that run at OpenAI.
-        settings.insert("max_tool_calls".to_owned(), fields.unsigned("max_tool_calls")?.into());
+        let max_tokens = fields.limit("max_output_tokens", 1)?;
+        let sent = max_tokens.filter(|limit| *limit != NO_LIMIT);
+        settings.insert("max_output_tokens".to_owned(), sent.into());
+        // It is for tools that run at OpenAI, of which there are none.
+        let max_tool_calls = fields.unsigned("max_tool_calls")?;
+        if max_tool_calls.is_some() {
+            fields.report("max_tool_calls");
+        }
+        settings.insert("max_tool_calls".to_owned(), max_tool_calls.into());
         settings.insert("metadata".to_owned(), metadata(fields)?);
         let tools = tool_request(fields, &mut settings)?;
         let variables = variables(fields, &mut settings)?;
@@ -92,7 +97,7 @@ impl Question {
 
 fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
     let refuse = |name: &'static str| {
-        let message = format!("{name} is not supported here; leave it out");
+        let message = format!("{name} is not supported here; omit it");
         Err(ApiError::unsupported(name, message))
     };
     for name in REFUSED {
@@ -116,7 +121,7 @@ fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
             _ => ["auto", "default"].contains(&value),
         };
         if fields.string(name)?.is_some_and(|value| !is_usual(&value)) {
-            fields.tell(name);
+            fields.report(name);
         }
     }
     Ok(())
@@ -152,7 +157,7 @@ fn metadata(fields: &mut Fields) -> Result<Value, ApiError> {
     Ok(entries.into())
 }
 
-/// How much the model is to think. There are no summaries: what it thinks is told as it is.
+/// The reasoning effort. There are no summaries: reasoning is sent as it is.
 fn variables(fields: &mut Fields, settings: &mut Map<String, Value>) -> Result<Variables, ApiError> {
     let (mut effort, mut summary) = (None, None);
     if let Some(mut reasoning) = fields.object("reasoning")? {
@@ -164,23 +169,23 @@ fn variables(fields: &mut Fields, settings: &mut Map<String, Value>) -> Result<V
     template_variables(fields, effort.map(|effort| ("reasoning.effort", effort)))
 }
 
-/// What form the answer has to have.
+/// The format of the answer.
 fn text(
     fields: &mut Fields,
     settings: &mut Map<String, Value>,
 ) -> Result<Option<StructuredOutput>, ApiError> {
-    let mut told = json!({"type": "text"});
+    let mut sent = json!({"type": "text"});
     let mut output = None;
     if let Some(mut text) = fields.object("text")? {
         if text.string("verbosity")?.is_some_and(|verbosity| verbosity != "medium") {
-            text.tell("verbosity");
+            text.report("verbosity");
         }
         if let Some(format) = text.take("format")? {
-            told.clone_from(&format);
+            sent.clone_from(&format);
             output = flat_format(text.within("format", format)?, "text.format")?;
         }
     }
-    settings.insert("text".to_owned(), json!({"format": told, "verbosity": "medium"}));
+    settings.insert("text".to_owned(), json!({"format": sent, "verbosity": "medium"}));
     structured::parse(fields, output)
 }
 
@@ -194,7 +199,7 @@ fn logprobs(fields: &mut Fields, settings: &mut Map<String, Value>) -> Result<Op
                 let name = item.as_str().ok_or_else(|| wrong_type(path.clone(), item, "a string"))?;
                 is_wanted |= name == LOGPROBS;
                 if !INCLUDABLE.contains(&name) {
-                    fields.tell(&format!("{path}.{name}"));
+                    fields.report(&format!("{path}.{name}"));
                 }
             }
         }
@@ -202,7 +207,7 @@ fn logprobs(fields: &mut Fields, settings: &mut Map<String, Value>) -> Result<Op
     }
     let num_top = fields.unsigned("top_logprobs")?;
     settings.insert("top_logprobs".to_owned(), num_top.unwrap_or(0).into());
-    // Whoever wants likely tokens wants to be told of tokens.
+    // Likely tokens imply the report of tokens.
     Ok((is_wanted || num_top.is_some_and(|num_top| num_top > 0)).then(|| num_top.unwrap_or(0)))
 }
 
@@ -210,7 +215,7 @@ fn tool_request(fields: &mut Fields, settings: &mut Map<String, Value>) -> Resul
     let given = fields.take("tools")?.unwrap_or_else(|| json!([]));
     let functions = Functions::parse(fields, given, tool)?;
     settings.insert("tools".to_owned(), functions.source.clone().into());
-    let functions = functions.in_form_of_chats("parameters");
+    let functions = functions.into_chat_tools("parameters");
     let choice = fields.take("tool_choice")?.unwrap_or_else(|| "auto".into());
     settings.insert("tool_choice".to_owned(), choice.clone());
     let is_parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
@@ -273,8 +278,14 @@ fn choice(fields: &Fields, value: Value) -> Result<Choice, ApiError> {
             Ok(Choice { mode, allowed: Some(names) })
         }
         Some(kind) => {
+            let names = ["name", "server_label"].map(|name| choice.string(name));
+            let [name, label] = names;
+            let named = name?.or(label?).map(|name| format!(" of {}", quoted(&name))).unwrap_or_default();
             let kind = describe(&kind.into());
-            let message = format!("{path} is {kind}, which is not supported: tools are functions");
+            let message = format!(
+                "{path}{named} is {kind}, which runs elsewhere: only functions can be demanded; send \"auto\" or name a \
+                 function"
+            );
             Err(ApiError::unsupported(path, message))
         }
         None => Err(missing(path)),

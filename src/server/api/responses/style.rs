@@ -9,12 +9,12 @@ use super::super::super::auth::Caller;
 use super::super::super::error::ApiError;
 use super::super::super::generation::Totals;
 use super::super::super::history::Identity;
-use super::super::super::memory::Kept;
+use super::super::super::memory::StoredResponse;
 use super::super::super::state::{App, unix_seconds};
 use super::super::blocks::{Block, BlockKind, BlockStyle, Blocks, Step};
 use super::super::stream::write_event;
 
-/// What is in a response beside its blocks.
+/// The envelope of a response around its blocks.
 pub(super) struct ResponseStyle {
     id: String,
     created: u64,
@@ -31,7 +31,7 @@ pub(super) struct ResponseStyle {
 pub(super) struct Keeper {
     pub(super) app: Arc<App>,
     pub(super) caller: Caller,
-    pub(super) question: Kept,
+    pub(super) question: StoredResponse,
 }
 
 impl ResponseStyle {
@@ -129,7 +129,7 @@ impl BlockStyle for ResponseStyle {
                 let event = json!({"output_index": index, "item": item});
                 self.write(bytes, "response.output_item.added", event);
                 if let Some(part) = part {
-                    let mut event = self.place(index, true);
+                    let mut event = self.locate(index, true);
                     event["part"] = part[0].clone();
                     self.write(bytes, "response.content_part.added", event);
                 }
@@ -140,7 +140,7 @@ impl BlockStyle for ResponseStyle {
                     BlockKind::Text => ("response.output_text.delta", true),
                     BlockKind::Call { .. } => ("response.function_call_arguments.delta", false),
                 };
-                let mut event = self.place(index, has_part);
+                let mut event = self.locate(index, has_part);
                 event["delta"] = text.into();
                 if blocks.all()[index].kind == BlockKind::Text {
                     event["logprobs"] = json!(tokens);
@@ -173,12 +173,12 @@ impl BlockStyle for ResponseStyle {
 
 impl ResponseStyle {
     /// Where an event belongs.
-    fn place(&self, index: usize, has_part: bool) -> Value {
-        let mut place = json!({"item_id": self.item_ids[index], "output_index": index});
+    fn locate(&self, index: usize, has_part: bool) -> Value {
+        let mut location = json!({"item_id": self.item_ids[index], "output_index": index});
         if has_part {
-            place["content_index"] = 0.into();
+            location["content_index"] = 0.into();
         }
-        place
+        location
     }
 
     fn write_item_end(&mut self, blocks: &Blocks, index: usize, bytes: &mut Vec<u8>) {
@@ -186,13 +186,13 @@ impl ResponseStyle {
         let item = item(block, &self.item_ids[index], item_status(blocks, index));
         match &block.kind {
             BlockKind::Call { name, .. } => {
-                let mut event = self.place(index, false);
+                let mut event = self.locate(index, false);
                 event["name"] = name.as_str().into();
                 event["arguments"] = block.text.as_str().into();
                 self.write(bytes, "response.function_call_arguments.done", event);
             }
             kind => {
-                let mut event = self.place(index, true);
+                let mut event = self.locate(index, true);
                 event["text"] = block.text.as_str().into();
                 let name = match kind {
                     BlockKind::Reasoning => "response.reasoning_text.done",
@@ -202,7 +202,7 @@ impl ResponseStyle {
                     }
                 };
                 self.write(bytes, name, event);
-                let mut event = self.place(index, true);
+                let mut event = self.locate(index, true);
                 event["part"] = item["content"][0].clone();
                 self.write(bytes, "response.content_part.done", event);
             }

@@ -5,7 +5,7 @@ use super::super::super::json::parse_object;
 use super::super::super::memory::Memory;
 use super::super::tools::ToolChoice;
 use super::*;
-use crate::chat::Content;
+use tinyvllm::chat::Content;
 
 fn question(change: &Value) -> Result<Question, ApiError> {
     let mut body = json!({"input": "Rome?"});
@@ -142,6 +142,10 @@ fn what_is_not_valid_is_refused_by_name() {
     check(json!({"input": 5}), "input", "a list of items");
     check(item(json!(1)), "input[0]", "an object");
     check(item(json!({"content": "x"})), "input[0].role", "missing");
+    let mistyped = json!({"type": "mesage", "role": "user", "content": "x"});
+    check(item(mistyped), "input[0].type", "\"mesage\", expected message, reasoning, function_call");
+    let part = json!({"type": "input_text", "text": "x"});
+    check(item(part), "input[0].type", "a part of a message");
     check(item(json!({"role": "user"})), "input[0].content", "missing");
     check(item(json!({"role": "tool", "content": "x"})), "input[0].role", "developer");
     let image =
@@ -173,7 +177,13 @@ fn what_is_not_valid_is_refused_by_name() {
     check(json!({"continue_final_message": true}), "continue_final_message", "/v1/chat/completions");
     let tool = json!({"type": "function", "name": "f", "parameters": {"type": "object"}});
     for kind in ["web_search", "local_shell", "custom", "mcp"] {
-        check(json!({"tools": [{"type": kind, "name": "x"}]}), "tools", "no function");
+        let alone = json!([{"type": kind, "name": "x"}]);
+        check(
+            json!({"tools": alone, "tool_choice": "required"}),
+            "tool_choice",
+            &format!("of type \"{kind}\""),
+        );
+        assert!(self::question(&json!({"tools": alone})).unwrap().conversation.tools.source.is_none());
         let chosen = json!({"tools": [tool, {"type": kind, "name": "x"}], "tool_choice": {"type": kind}});
         check(chosen, "tool_choice.type", kind);
     }
@@ -187,14 +197,14 @@ fn what_is_not_valid_is_refused_by_name() {
     let allowed = |mode: &str, tools: Value| json!({"tools": [tool], "tool_choice": {"type": "allowed_tools", "mode": mode, "tools": tools}});
     check(allowed("none", json!([])), "tool_choice.mode", "required");
     check(allowed("auto", json!("f")), "tool_choice.tools", "a list");
-    check(allowed("auto", json!([{"name": "g"}])), "tool_choice", "none of the tools");
+    check(allowed("auto", json!([{"name": "g"}])), "tool_choice", "not in tools");
     check(allowed("required", json!([])), "tool_choice", "no tools");
     check(allowed("auto", json!(vec![json!({"name": "f"}); 1_025])), "tool_choice", "1025 tools");
 }
 
 #[test]
 fn what_agents_send_by_themselves_is_taken() {
-    let check = |change: Value, told: &[&str]| -> Question {
+    let check = |change: Value, reported: &[&str]| -> Question {
         let mut body = json!({"input": "Rome?"});
         for (name, value) in change.as_object().unwrap() {
             body[name] = value.clone();
@@ -203,7 +213,7 @@ fn what_agents_send_by_themselves_is_taken() {
         let mut fields = parse_object(body.to_string().as_bytes()).unwrap().telling(&ignored);
         let question = Question::parse(&mut fields, &Memory::new(0, 0), Caller(0)).unwrap();
         drop(fields);
-        assert_eq!(ignored.take(), told, "{change}");
+        assert_eq!(ignored.take(), reported, "{change}");
         question
     };
     let tool = json!({"type": "function", "name": "f", "parameters": {"type": "object"}});

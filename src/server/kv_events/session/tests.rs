@@ -5,7 +5,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::*;
-use crate::server::kv_events::kept::MAX_KEPT_BYTES;
+use crate::kv_events::kept::MAX_KEPT_BYTES;
 
 const TOPIC: &[u8] = b"kv@demo";
 /// What a session may take, whatever its peer does.
@@ -59,7 +59,7 @@ fn exchange(session: &mut Session<'_>, mut bytes: &[u8]) -> Result<Vec<u8>, Faul
 }
 
 /// One that has said hello.
-fn open<'a>(role: Role, socket_type: &str, kept: &'a Kept) -> Session<'a> {
+fn open<'a>(role: Role, socket_type: &str, kept: &'a KeptBatches) -> Session<'a> {
     let mut session = Session::new(role, TOPIC, kept);
     let mut wanted = zmtp::greeting().to_vec();
     zmtp::put_ready(&mut wanted, role.socket_type());
@@ -95,13 +95,13 @@ fn numbers(bytes: &[u8]) -> Vec<u64> {
     messages(bytes).iter().map(number).collect()
 }
 
-fn push(kept: &Kept, numbers: std::ops::Range<u64>, num_bytes: usize) {
+fn push(kept: &KeptBatches, numbers: std::ops::Range<u64>, num_bytes: usize) {
     numbers.for_each(|number| kept.push(number, Bytes::from(vec![number as u8; num_bytes])));
 }
 
 #[test]
 fn a_replay_is_what_is_kept_and_an_end() {
-    let kept = Kept::new(10, 10);
+    let kept = KeptBatches::new(10, 10);
     push(&kept, 0..3, 5);
     push(&kept, 3..4, 3 * OUT_BYTES);
     for socket_type in ["DEALER", "REQ", "ROUTER"] {
@@ -118,12 +118,12 @@ fn a_replay_is_what_is_kept_and_an_end() {
 
 #[test]
 fn replays_are_answered_one_after_another() {
-    let kept = Kept::new(10, 10);
+    let kept = KeptBatches::new(10, 10);
     push(&kept, 0..10, 5_000);
     let mut session = open(Role::Repeater, "DEALER", &kept);
     send(&mut session, &request(7).repeat(3));
     session.work().unwrap();
-    // What was asked for first is not over, so nothing more is read, whatever is sent.
+    // The first request is not finished, so nothing more is read, whatever is sent.
     assert!(session.space().is_empty());
     let rest = exchange(&mut session, b"").unwrap();
     assert_eq!(numbers(&rest), [7, 8, 9, u64::MAX].repeat(3));
@@ -132,7 +132,7 @@ fn replays_are_answered_one_after_another() {
 
 #[test]
 fn a_replay_ends_with_what_there_was_when_it_began() {
-    let kept = Kept::new(10, 10);
+    let kept = KeptBatches::new(10, 10);
     push(&kept, 0..10, OUT_BYTES);
     let mut session = open(Role::Repeater, "DEALER", &kept);
     send(&mut session, &request(0));
@@ -141,7 +141,7 @@ fn a_replay_ends_with_what_there_was_when_it_began() {
     session.written(first.len());
     push(&kept, 10..12, 1);
     // Of the first two, which are forgotten now, one was half sent.
-    assert_eq!(exchange(&mut session, b""), Err(Fault::Behind));
+    assert_eq!(exchange(&mut session, b""), Err(Fault::TooSlow));
     let mut session = open(Role::Repeater, "DEALER", &kept);
     send(&mut session, &request(8));
     session.work().unwrap();
@@ -158,7 +158,7 @@ fn subscribers_get_what_begins_as_they_want() {
         command.extend([4, body.len() as u8]);
         command.extend(body);
         for subscription in [subscription(&[&[1], wanted].concat()), command] {
-            let kept = Kept::new(10, 10);
+            let kept = KeptBatches::new(10, 10);
             push(&kept, 0..2, 5);
             let mut session = open(Role::Publisher, "SUB", &kept);
             assert_eq!(exchange(&mut session, &subscription).unwrap(), b"", "not what was before");
@@ -179,8 +179,8 @@ fn subscribers_get_what_begins_as_they_want() {
 }
 
 #[test]
-fn whoever_cancels_all_gets_nothing_more() {
-    let kept = Kept::new(10, 10);
+fn a_peer_that_unsubscribes_gets_nothing_more() {
+    let kept = KeptBatches::new(10, 10);
     let mut session = open(Role::Publisher, "XSUB", &kept);
     let both = [subscription(b"\x01kv"), subscription(b"\x01"), subscription(b"\x01other")].concat();
     exchange(&mut session, &both).unwrap();
@@ -202,8 +202,8 @@ fn whoever_cancels_all_gets_nothing_more() {
 }
 
 #[test]
-fn whoever_is_too_slow_misses_batches_and_they_are_counted() {
-    let kept = Kept::new(4, 1);
+fn slow_subscribers_miss_batches_and_they_are_counted() {
+    let kept = KeptBatches::new(4, 1);
     let mut session = open(Role::Publisher, "SUB", &kept);
     exchange(&mut session, &subscription(b"\x01")).unwrap();
     push(&kept, 0..10, 5);
@@ -213,13 +213,13 @@ fn whoever_is_too_slow_misses_batches_and_they_are_counted() {
     push(&kept, 10..11, 2 * OUT_BYTES);
     session.work().unwrap();
     push(&kept, 11..15, 5);
-    assert_eq!(exchange(&mut session, b""), Err(Fault::Behind));
+    assert_eq!(exchange(&mut session, b""), Err(Fault::TooSlow));
     assert_eq!(session.take_missed(), 5);
 }
 
 #[test]
 fn pings_are_answered_between_messages() {
-    let kept = Kept::new(10, 10);
+    let kept = KeptBatches::new(10, 10);
     let ping = b"\x04\x0c\x04PING\0\x0ahello";
     let pong = b"\x04\x0a\x04PONGhello";
     for (role, socket_type) in [(Role::Publisher, "SUB"), (Role::Repeater, "DEALER")] {
@@ -235,8 +235,8 @@ fn pings_are_answered_between_messages() {
 }
 
 #[test]
-fn whoever_cannot_be_understood_is_closed() {
-    let kept = Kept::new(10, 10);
+fn a_peer_with_invalid_data_is_closed() {
+    let kept = KeptBatches::new(10, 10);
     push(&kept, 0..1, 5);
     let check = |role, bytes: &[u8], fault: Fault| {
         let mut session = Session::new(role, TOPIC, &kept);
@@ -256,12 +256,12 @@ fn whoever_cannot_be_understood_is_closed() {
     check(Role::Publisher, &hello("DEALER"), Fault::SocketType);
     check(Role::Repeater, &hello("SUB"), Fault::SocketType);
     let many = [hello("DEALER"), b"\x01\0".repeat(9)].concat();
-    check(Role::Repeater, &many, Fault::TooManyParts);
+    check(Role::Repeater, &many, Fault::TooManyFrames);
 }
 
 #[test]
 fn what_is_no_request_has_no_answer() {
-    let kept = Kept::new(10, 10);
+    let kept = KeptBatches::new(10, 10);
     push(&kept, 0..1, 5);
     let mut session = open(Role::Repeater, "DEALER", &kept);
     let number = b"\0\x08\0\0\0\0\0\0\0\0";
@@ -301,7 +301,7 @@ impl Drop for Payload {
 #[test]
 fn peers_that_read_nothing_take_what_they_take() {
     const BATCH: usize = 1 << 20;
-    let kept = Kept::new(1_000, 1_000);
+    let kept = KeptBatches::new(1_000, 1_000);
     let num_alive = Arc::new(AtomicUsize::new(0));
     let push = |number| {
         num_alive.fetch_add(1, Ordering::Relaxed);
@@ -329,13 +329,13 @@ fn peers_that_read_nothing_take_what_they_take() {
         assert!(num_alive.load(Ordering::Relaxed) * BATCH <= MAX_KEPT_BYTES);
     }
     assert_eq!(sessions.len(), 256);
-    // All but the last subscriber, who has seen none, are in the middle of a batch.
+    // All but the last subscriber, which has seen none, are in the middle of a batch.
     let num_waiting = sessions.iter().filter(|session| session.output().is_empty()).count();
     assert_eq!(num_waiting, 1);
     for session in &mut sessions[..200] {
         session.written(session.output().len());
         if let Err(fault) = session.work() {
-            assert_eq!(fault, Fault::Behind);
+            assert_eq!(fault, Fault::TooSlow);
         }
     }
 }
@@ -365,21 +365,21 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    /// Whatever comes, in whatever pieces, and however little is taken of what goes out: nothing panics, the memory is
-    /// bounded, and a session that goes on either has something to send or space for more.
+    /// Whatever comes, in whatever chunks, and however little is taken of what goes out: nothing panics, the memory is
+    /// bounded, and a live session either has something to send or space for more.
     #[test]
     fn any_bytes_are_survived(
         bytes in bytes(),
-        pieces in prop::collection::vec((0_usize..600, 0_usize..5_000, any::<bool>()), 1..200),
+        chunks in prop::collection::vec((0_usize..600, 0_usize..5_000, any::<bool>()), 1..200),
         is_publisher in any::<bool>(),
     ) {
-        let kept = Kept::new(20, 10);
+        let kept = KeptBatches::new(20, 10);
         push(&kept, 0..15, 2_000);
         let role = if is_publisher { Role::Publisher } else { Role::Repeater };
         let mut session = Session::new(role, TOPIC, &kept);
         let (mut left, mut number) = (&bytes[..], 15);
-        for (piece, taken, is_published) in pieces {
-            let num_sent = send(&mut session, &left[..piece.min(left.len())]);
+        for (chunk, taken, is_published) in chunks {
+            let num_sent = send(&mut session, &left[..chunk.min(left.len())]);
             left = &left[num_sent..];
             if is_published {
                 push(&kept, number..number + 1, 700);

@@ -92,16 +92,16 @@ fn any_part_opens_the_whole_model() {
     }
     fs::remove_file(&paths[1]).unwrap();
     check_error(&paths[2], ErrorKind::NotFound, "m-00002-of-00003.gguf");
-    // The right name on the wrong part.
+    // The right name on the wrong shard.
     fs::copy(&paths[2], &paths[1]).unwrap();
-    check_error(&paths[0], ErrorKind::InvalidModel, "name says part 2 of 3");
+    check_error(&paths[0], ErrorKind::InvalidModel, "name says shard 2 of 3");
     fs::write(&paths[1], part(1, 3, 4, &["a"])).unwrap();
-    check_error(&paths[0], ErrorKind::InvalidModel, "\"a\" is in two parts");
+    check_error(&paths[0], ErrorKind::InvalidModel, "\"a\" is in two shards");
     fs::write(&paths[1], part(1, 3, 4, &["c", "e"])).unwrap();
     check_error(&paths[0], ErrorKind::InvalidModel, "hold 5 tensors, but split.tensors.count is 4");
     let renamed = folder.path().join("renamed.gguf");
     fs::copy(&paths[0], &renamed).unwrap();
-    check_error(&renamed, ErrorKind::InvalidModel, "part 1 of 3");
+    check_error(&renamed, ErrorKind::InvalidModel, "shard 1 of 3");
 }
 
 #[test]
@@ -130,13 +130,13 @@ fn names_of_parts() {
         ("b.gguf", None),
         ("b-00001-of-00002.safetensors", None),
     ] {
-        let part = PartName::of(Path::new(name));
+        let part = ShardName::of(Path::new(name));
         let first = part.as_ref().map(|part| (part.count, part.path_of(1)));
         assert_eq!(first, expected.map(|(count, path)| (count, PathBuf::from(path))), "{name}");
     }
 }
 
-/// Holes in a file cost nothing, so its size is no excuse for large allocations.
+/// Holes in a file cost nothing, so its size does not justify large allocations.
 #[test]
 fn sparse_files_are_refused_early() {
     let folder = tempfile::tempdir().unwrap();

@@ -205,7 +205,8 @@ fn broken_metadata() {
             "general.alignment",
         );
     }
-    check_broken(|file| file.string("general.alignment", "32"), "general.alignment");
+    let text = "general.alignment is the text \"32\", expected a power of two";
+    check_broken(|file| file.string("general.alignment", "32"), text);
 }
 
 #[test]
@@ -226,7 +227,7 @@ fn broken_tensors() {
     check_broken(|file| file.tensors[0].dims = vec![0], "is empty");
     check_broken(|file| file.tensors[2].dims = vec![1 << 32, 1 << 32, 1], "overflows");
     check_broken(|file| file.tensors[2].dims = vec![u64::MAX, u64::MAX, u64::MAX], "overflows");
-    // The product of the dimensions fits, its bytes do not.
+    // The number of elements fits, that of bytes does not.
     check_broken(|file| file.tensors[2].dims = vec![1 << 31, 1 << 31, 1], "overflows");
     check_broken(|file| file.tensors[1].dims = vec![33, 3], "not a whole number of Q8_0 blocks");
     check_broken(|file| file.tensors[0].offset = 1, "not a multiple of 32");
@@ -282,7 +283,7 @@ proptest! {
     }
 
     #[test]
-    fn random_bytes_behind_the_magic_never_panic(tail in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn random_bytes_after_the_magic_never_panic(tail in prop::collection::vec(any::<u8>(), 0..200)) {
         let bytes = [b"GGUF\x03\0\0\0".as_slice(), &tail].concat();
         let _ = parse_header(&bytes);
     }

@@ -1,4 +1,4 @@
-//! What is rewritten inside functions and initialisers.
+//! Rewrites functions and initialisers.
 
 use super::tokens::{
     Kind, Token, closing, closing_angle, code, is_attribute, newlines, spaced, split_at_commas,
@@ -6,8 +6,8 @@ use super::tokens::{
 use super::{Barrier, Mode, Rewriter};
 
 impl Rewriter {
-    /// Literals get their type, statement attributes go, arrays in threadgroup memory become references to
-    /// what the run time allocates, and barriers get their number.
+    /// Literals get their type, statement attributes are removed, arrays in threadgroup memory become references to
+    /// memory of the run time, and barriers get their number.
     pub(super) fn body<'a>(&mut self, tokens: &[Token<'a>]) -> Result<Vec<Token<'a>>, String> {
         let mut out: Vec<Token<'a>> = Vec::with_capacity(tokens.len());
         let mut index = 0;
@@ -17,7 +17,7 @@ impl Rewriter {
             let token = &tokens[index];
             if begins && token.is("threadgroup") {
                 let end = (index..tokens.len()).find(|&i| tokens[i].is(";"));
-                let end = end.ok_or_else(|| format!("{}: a declaration without end", token.place()))?;
+                let end = end.ok_or_else(|| format!("{}: a declaration without end", token.location()))?;
                 if let Some(text) = self.threadgroup_variable(&tokens[index + 1..end])? {
                     out.push(token.raw(text));
                     out.extend(newlines(&tokens[index..end]));
@@ -43,7 +43,7 @@ impl Rewriter {
             }
             if token.is_any(&["threadgroup_barrier", "simdgroup_barrier"]) && self.mode == Mode::Run {
                 let open = (index + 1..tokens.len()).find(|&i| !tokens[i].is_blank());
-                let open = open.ok_or_else(|| format!("{}: a barrier without argument", token.place()))?;
+                let open = open.ok_or_else(|| format!("{}: a barrier without argument", token.location()))?;
                 let end = closing(tokens, open)?;
                 out.extend_from_slice(&tokens[index..end]);
                 out.push(token.raw(format!(", {}", self.barriers.len())));
@@ -80,7 +80,7 @@ impl Rewriter {
             end += 1;
         }
         let Some(colon) = colon else {
-            return Err(format!("{}: a condition without `:`", tokens[mark].place()));
+            return Err(format!("{}: a condition without `:`", tokens[mark].location()));
         };
         let (first, second) = (self.body(&tokens[mark + 1..colon])?, self.body(&tokens[colon + 1..end])?);
         // On one line, so that later lines stay where they are.
@@ -95,7 +95,7 @@ impl Rewriter {
         Ok(Some((out, end)))
     }
 
-    /// What follows `threadgroup` at the begin of a statement; none if it declares a pointer or a reference.
+    /// The declaration after `threadgroup` at the start of a statement; none if it declares a pointer or a reference.
     fn threadgroup_variable<'a>(&mut self, declaration: &[Token<'a>]) -> Result<Option<String>, String> {
         let mut parts = split_at_commas(&code(declaration)).into_iter();
         let first = parts.next().unwrap_or_default();
@@ -146,7 +146,7 @@ fn literal<'a>(token: &Token<'a>) -> Token<'a> {
     }
 }
 
-/// Tokens in the place of others, and the index behind those.
+/// Tokens instead of others, and the index after those.
 type Rewritten<'a> = Option<(Vec<Token<'a>>, usize)>;
 
 /// `float4(` as `msl_vector<float4>(`, because clang's own vectors have no constructors.
@@ -178,7 +178,7 @@ fn next_code(tokens: &[Token<'_>], from: usize) -> Option<usize> {
     (from..tokens.len()).find(|&index| !tokens[index].is_blank())
 }
 
-/// The `>` of arguments that begin at `open`, if what is there is no comparison: something of the template follows.
+/// The `>` of the template arguments that begin at `open`; none if it is a comparison.
 fn arguments_of_template(tokens: &[Token<'_>], open: usize) -> Option<usize> {
     let is_open = tokens.get(open)?.is("<");
     let end = is_open.then(|| closing_angle(tokens, open).ok()).flatten()?;

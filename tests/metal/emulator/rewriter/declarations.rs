@@ -18,7 +18,7 @@ impl Rewriter {
             if token.is("{") {
                 let head = code(current);
                 if head.first().is_some_and(|first| first.is("namespace")) {
-                    // What is in a namespace is at namespace scope as well.
+                    // Declarations in a namespace are at namespace scope as well.
                     out.extend_from_slice(&tokens[begin..=index]);
                     begin = index + 1;
                 } else {
@@ -78,13 +78,14 @@ impl Rewriter {
 
     /// `constant T name [[function_constant(index)]];` becomes a variable that the run time sets.
     fn function_constant<'a>(&mut self, plain: &[Token<'a>], index: &str) -> Result<String, String> {
-        let place = plain[0].place();
+        let location = plain[0].location();
         let [_, kind, name, _] = plain else {
             return Err(format!(
-                "{place}: a function constant is `constant T name [[function_constant(0)]];`"
+                "{location}: a function constant is `constant T name [[function_constant(0)]];`"
             ));
         };
-        let index: u32 = index.parse().map_err(|_| format!("{place}: the index `{index}` is no number"))?;
+        let index: u32 =
+            index.parse().map_err(|_| format!("{location}: the index `{index}` is no number"))?;
         self.constants.push(FunctionConstant {
             index,
             kind: kind.text.to_string(),
@@ -118,9 +119,11 @@ impl Rewriter {
 
     /// `template [[host_name("x")]] [[kernel]] decltype(f<T>) f<T>;`
     fn instance<'a>(&mut self, plain: &[Token<'a>], host_name: Option<String>) -> Result<(), String> {
-        let place = plain[0].place();
+        let location = plain[0].location();
         let wrong = || {
-            format!("{place}: an instance is `template [[host_name(\"x\")]] [[kernel]] decltype(f<T>) f<T>;`")
+            format!(
+                "{location}: an instance is `template [[host_name(\"x\")]] [[kernel]] decltype(f<T>) f<T>;`"
+            )
         };
         let host_name = host_name.ok_or_else(wrong)?;
         let start = plain.iter().position(|token| token.is("decltype")).ok_or_else(wrong)?;
@@ -180,7 +183,7 @@ impl Rewriter {
     }
 }
 
-/// Whether what precedes a `{` makes it the begin of a function's body.
+/// Whether the tokens before a `{` make it the start of a function's body.
 fn is_function_head(head: &[Token<'_>]) -> Result<bool, String> {
     let (plain, _) = without_attributes(head)?;
     let start = match &plain[..] {

@@ -1,9 +1,9 @@
-//! Turns a preprocessed kernel source into what clang compiles for this machine.
+//! Converts a preprocessed kernel source to one that clang compiles for this machine.
 //!
-//! It works on tokens, never moves code to another line and keeps the line markers, so that every message of
-//! a compiler or a checker names the line of the `.metal` file. It knows the part of the language that the
-//! kernels of this project use and says what it does not know; types are left to the compiler. What the language
-//! forbids and no compiler here knows of is in `rules`.
+//! It works on tokens, never moves code to another line and keeps the line markers, so that every message of a compiler
+//! or a checker names the line of the `.metal` file. It supports the subset of the language that this project's kernels
+//! use and reports unsupported constructs; types are left to the compiler. `rules` has prohibitions of the language
+//! that no compiler here checks.
 
 mod bodies;
 mod declarations;
@@ -16,7 +16,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the result is compiled as.
+/// The language of the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Mode {
     /// C++ for this machine, to be run.
@@ -25,12 +25,12 @@ pub(crate) enum Mode {
     AddressSpaces,
 }
 
-/// A source that clang compiles, and what it found on the way.
+/// A source for clang, and the declarations found in it.
 #[derive(Debug)]
 pub(crate) struct Rewritten {
     /// Source code; it includes `msl.hpp`.
     pub(crate) text: String,
-    /// The barriers in the order of the source, each known to the run time by its position here.
+    /// The barriers in the order of the source; the run time identifies each by its index here.
     pub(crate) barriers: Vec<Barrier>,
 }
 
@@ -45,8 +45,8 @@ pub(crate) struct Barrier {
     pub(crate) line: usize,
 }
 
-/// What a kernel knows about its place in the grid. The number of a name is its position. First come positions
-/// and sizes, then indices and numbers of threads.
+/// Built-in values of a kernel. The number of a name is its index. Positions and sizes come first, then indices and
+/// numbers of threads.
 const BUILT_INS: [&str; 12] = [
     "thread_position_in_grid",
     "thread_position_in_threadgroup",
@@ -61,7 +61,7 @@ const BUILT_INS: [&str; 12] = [
     "threads_per_simdgroup",
     "thread_execution_width",
 ];
-const NUM_PLACES: usize = 6;
+const NUM_POSITIONS: usize = 6;
 
 /// `constant kind name [[function_constant(index)]];`
 #[derive(Debug)]
@@ -107,7 +107,7 @@ struct Rewriter {
 /// Rewrites a source without macros and includes, which has to keep the rules of the language if it is Metal's.
 ///
 /// # Errors
-/// The place and what the language forbids or the rewriter does not understand there.
+/// The location, and the construct that the language forbids or that the rewriter does not support.
 pub(crate) fn rewrite(source: &str, mode: Mode, is_metal: bool) -> Result<Rewritten, String> {
     let tokens = tokens::tokenize(source);
     let findings = if is_metal { rules::findings(&outline::Outline::of(&tokens)?) } else { Vec::new() };
@@ -125,13 +125,13 @@ pub(crate) fn rewrite(source: &str, mode: Mode, is_metal: bool) -> Result<Rewrit
     };
     let mut text = String::from("#include \"msl.hpp\"\n");
     for token in rewriter.all(&tokens)? {
-        // Pragmas for Apple's compiler say nothing to clang; unrolling only costs time here.
+        // clang ignores pragmas for Apple's compiler; unrolling would only cost time here.
         let is_pragma = token.kind == tokens::Kind::Directive && token.text.starts_with("#pragma");
         if !is_pragma {
             text.push_str(&token.text);
         }
     }
-    // The 3 says that it is no code of the kernels, for which the compiler has warnings.
+    // The 3 marks code outside the kernels, for which the compiler suppresses warnings.
     text.push_str("\n# 1 \"generated\" 3\n");
     rewriter.glue(&mut text)?;
     Ok(Rewritten { text, barriers: rewriter.barriers })

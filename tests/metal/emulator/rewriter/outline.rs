@@ -1,19 +1,19 @@
-//! A source cut into what the rules of the language are about: functions, variables, structures.
+//! Splits a source into the subjects of the language's rules: functions, variables, structures.
 //!
-//! It is read once more for that, apart from the rewriting, so that the rules see methods and members too.
+//! This is a separate pass from the rewriting, so that the rules see methods and members too.
 
 use super::tokens::{
     Kind, Token, call_parts, closing, closing_angle, code, is_attribute, split_at_commas, without_attributes,
 };
 
-/// What a declaration of neither a variable nor a function begins with.
+/// First tokens of declarations of neither a variable nor a function.
 const NO_VARIABLE: [&str; 8] =
     ["using", "typedef", "static_assert", "struct", "class", "union", "enum", "friend"];
 
 /// `name(argument)` between `[[` and `]]`.
 #[derive(Debug)]
 pub(super) struct Attribute<'a> {
-    pub(super) place: Token<'a>,
+    pub(super) location: Token<'a>,
     pub(super) name: String,
     pub(super) argument: String,
 }
@@ -30,7 +30,7 @@ pub(super) struct Function<'a> {
     pub(super) name: Token<'a>,
     /// Of the structure that it is a member of.
     pub(super) structure: String,
-    /// What precedes the name.
+    /// The tokens before the name.
     pub(super) head: Vec<Token<'a>>,
     pub(super) parameters: Vec<Declaration<'a>>,
     /// Without attributes; none if the function is only declared.
@@ -59,7 +59,7 @@ pub(super) struct Outline<'a> {
 
 impl<'a> Outline<'a> {
     /// # Errors
-    /// The place of a bracket that is not closed.
+    /// The location of a bracket that is not closed.
     pub(super) fn of(tokens: &[Token<'a>]) -> Result<Self, String> {
         let is_directive = |token: &&Token<'a>| token.kind == Kind::Directive;
         let directives = tokens.iter().filter(is_directive).cloned().collect();
@@ -75,7 +75,7 @@ impl<'a> Outline<'a> {
         self.functions.iter().filter(|function| function.is_kernel)
     }
 
-    /// What is in a namespace, or in a structure with a name.
+    /// Declarations in a namespace, or in a structure with a name.
     fn scope(&mut self, tokens: &[Token<'a>], structure: &str) -> Result<(), String> {
         let (mut begin, mut index) = (0, 0);
         while index < tokens.len() {
@@ -113,7 +113,7 @@ impl<'a> Outline<'a> {
         Ok(())
     }
 
-    /// What ends with a semicolon.
+    /// Declarations that end with a semicolon.
     fn declared(&mut self, tokens: &[Token<'a>], structure: &str) -> Result<(), String> {
         let is_instance = matches!(tokens, [first, next, ..] if first.is("template") && !next.is("<"));
         let tokens = if is_instance { tokens } else { without_template(tokens)? };
@@ -139,7 +139,7 @@ fn declaration<'a>(tokens: &[Token<'a>]) -> Result<Declaration<'a>, String> {
             let end = closing(tokens, index)?;
             for one in split_at_commas(&tokens[index + 2..end - 1]) {
                 let (name, argument) = call_parts(&one);
-                attributes.push(Attribute { place: tokens[index].clone(), name, argument });
+                attributes.push(Attribute { location: tokens[index].clone(), name, argument });
             }
         }
     }

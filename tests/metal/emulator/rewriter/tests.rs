@@ -2,7 +2,7 @@ use super::rules::RULES;
 use super::tokens::{Kind, tokenize};
 use super::{Mode, rewrite};
 
-/// What is between the include and the tables.
+/// The text between the include and the tables.
 fn rewritten(source: &str, mode: Mode) -> String {
     let text = rewrite(source, mode, true).unwrap().text;
     let text = text.strip_prefix("#include \"msl.hpp\"\n").unwrap();
@@ -14,9 +14,9 @@ fn tokens_are_the_source_again_with_their_places() {
     let source = "# 12 \"a.metal\"\nint x = 1.5e-3h; // no\n#pragma unroll\n\n#line 3 \"b.h\"\nx >>= a->b[\"\\\"\"];\n";
     let tokens = tokenize(source);
     assert_eq!(tokens.iter().map(|token| &*token.text).collect::<String>(), source);
-    let place = |text: &str| tokens.iter().find(|token| token.text == text).map(|token| token.place());
-    assert_eq!(place("1.5e-3h").unwrap(), "a.metal:12");
-    assert_eq!(place(">>=").unwrap(), "b.h:3");
+    let location = |text: &str| tokens.iter().find(|token| token.text == text).map(|token| token.location());
+    assert_eq!(location("1.5e-3h").unwrap(), "a.metal:12");
+    assert_eq!(location(">>=").unwrap(), "b.h:3");
     assert_eq!(tokens.iter().filter(|token| token.kind == Kind::Directive).count(), 3);
 }
 
@@ -87,7 +87,7 @@ fn what_is_not_understood_is_an_error_with_its_place() {
     check("template [[host_name(\"x\")]] [[kernel]] decltype(g<1>) g<1>;", "x: there is no kernel g");
 }
 
-/// Each defect is found, by its own rule only, and what is like it and right is not.
+/// Each defect is found by its own rule only, and similar correct code is not.
 #[test]
 fn each_rule_finds_its_defect() {
     for rule in &RULES {

@@ -1,6 +1,6 @@
-//! Preprocessed source as tokens, each with its place in the file that it came from.
+//! Preprocessed source as tokens, each with its location in the file that it came from.
 //!
-//! Nothing is lost: the tokens one after the other are the source.
+//! The tokens are complete: in sequence they are the source.
 
 use std::borrow::Cow;
 
@@ -36,17 +36,17 @@ impl<'a> Token<'a> {
         texts.iter().any(|text| self.is(text))
     }
 
-    /// Neither code nor part of it.
+    /// Neither code nor within it.
     pub(crate) fn is_blank(&self) -> bool {
         matches!(self.kind, Kind::Space | Kind::Newline | Kind::Directive)
     }
 
-    /// Text of the rewriter's own in the place of this token.
+    /// Text of the rewriter's own instead of this token.
     pub(crate) fn raw(&self, text: impl Into<String>) -> Self {
         Self { kind: Kind::Raw, text: Cow::Owned(text.into()), ..self.clone() }
     }
 
-    pub(crate) fn place(&self) -> String {
+    pub(crate) fn location(&self) -> String {
         format!("{}:{}", self.file, self.line)
     }
 }
@@ -167,7 +167,7 @@ pub(crate) fn closing(tokens: &[Token<'_>], open: usize) -> Result<usize, String
             }
         }
     }
-    Err(format!("{}: `{}` is not closed", tokens[open].place(), tokens[open].text))
+    Err(format!("{}: `{}` is not closed", tokens[open].location(), tokens[open].text))
 }
 
 /// The index of the `>` that closes the `<` at `open`. Comparisons in template arguments are in brackets.
@@ -187,10 +187,10 @@ pub(crate) fn closing_angle(tokens: &[Token<'_>], open: usize) -> Result<usize, 
             }
         }
     }
-    Err(format!("{}: `<` is not closed", tokens[open].place()))
+    Err(format!("{}: `<` is not closed", tokens[open].location()))
 }
 
-/// Parts between the commas that are in no bracket, angle brackets included.
+/// The segments between commas outside all brackets, including angle brackets.
 pub(crate) fn split_at_commas<'a>(tokens: &[Token<'a>]) -> Vec<Vec<Token<'a>>> {
     let mut parts = Vec::new();
     let mut part = Vec::new();
@@ -214,7 +214,7 @@ pub(crate) fn split_at_commas<'a>(tokens: &[Token<'a>]) -> Vec<Vec<Token<'a>>> {
     parts
 }
 
-/// The tokens without their `[[…]]`, and what was in these, one list for each attribute.
+/// The tokens without their `[[…]]`, and the contents of these, one list for each attribute.
 pub(crate) fn without_attributes<'a>(
     tokens: &[Token<'a>],
 ) -> Result<(Vec<Token<'a>>, Vec<Vec<Token<'a>>>), String> {
@@ -239,7 +239,7 @@ pub(crate) fn is_attribute(tokens: &[Token<'_>], index: usize) -> bool {
     tokens[index].is("[") && tokens.get(index + 1).is_some_and(|next| next.is("["))
 }
 
-/// `name(argument)` as its two parts; the second is empty if there is no argument.
+/// `name(argument)` as a pair; the second is empty if there is no argument.
 pub(crate) fn call_parts(tokens: &[Token<'_>]) -> (String, String) {
     let name = tokens.first().map(|token| token.text.to_string()).unwrap_or_default();
     let inner = tokens.get(2..tokens.len().saturating_sub(1)).unwrap_or_default();

@@ -1,10 +1,10 @@
-// Checks every access to memory: bounds, declarations, races, and reads of what was never written.
+// Checks every access to memory: bounds, declarations, races, and reads of unwritten bytes.
 //
-// Kernels are compiled with -fsanitize=thread, but the functions that it calls are these. Who last wrote and
-// who last read is kept for each byte (once for the four of a word as long as whole words are accessed, as they
+// Kernels are compiled with -fsanitize=thread, but the functions that it calls are these. The last writer and
+// the last reader are kept for each byte (once for the four of a word as long as whole words are accessed, as they
 // mostly are), so the answer is exact: two accesses are in order if they are of one
 // thread, or of one threadgroup with a barrier between them that orders this kind of memory (of one
-// simdgroup, any such barrier). Which thread happened to run first plays no part in it.
+// simdgroup, any such barrier). The order in which threads ran does not matter.
 #pragma once
 #include <cstddef>
 
@@ -44,7 +44,7 @@ extern char __ehdr_start __attribute__((visibility("hidden")));
 extern char _end __attribute__((visibility("hidden")));
 }
 
-// A buffer that is bound twice is one region with what either binding may do.
+// A buffer that is bound twice is one region with the rights of both bindings.
 static void add_buffer(const Binding& binding, int index) {
   const uintptr_t base = uintptr_t(binding.base), begin = base + binding.offset, end = base + binding.len;
   for (int i = 0; i < num_regions; ++i) {
@@ -83,22 +83,22 @@ static void describe(char* text, size_t size, const Access& access) {
 // The access does not happen: it might be anywhere.
 [[noreturn]] static void report(const char* what, const Region* region, uintptr_t address, const Access& now,
                                 const Access* earlier) {
-  char place[96] = "", current[160], other[176] = "";
+  char location[96] = "", current[160], other[176] = "";
   if (region)
-    snprintf(place, sizeof place, " on %s(%d), byte %zu", region->kind, region->index,
+    snprintf(location, sizeof location, " on %s(%d), byte %zu", region->kind, region->index,
              size_t(address - region->base));
   describe(current, sizeof current, now);
   if (earlier) {
     memcpy(other, "; earlier ", 11);
     describe(other + 10, sizeof other - 10, *earlier);
   }
-  fail("%s%s: %s%s", what, place, current, other);
+  fail("%s%s: %s%s", what, location, current, other);
   give_up();
 }
 
 static bool in_order(const Access& earlier, const Access& now, bool is_device) {
   if (earlier.serial != now.serial) {
-    // Another threadgroup cannot see threadgroup memory: it only had the same place before.
+    // Another threadgroup cannot see threadgroup memory: it only had the same address before.
     return !is_device || earlier.serial < state.launch->first_serial;
   }
   if (earlier.thread == now.thread || earlier.epoch.threadgroup < now.epoch.threadgroup) return true;
@@ -140,7 +140,7 @@ static Region* region_of(uintptr_t address) {
   return nullptr;
 }
 
-// What most accesses outside all regions are to, so it is asked first.
+// Most accesses outside all regions are to this one, so it is checked first.
 static bool is_own_stack(uintptr_t address) { return address - uintptr_t(stack_of(state.current)) < STACK_SIZE; }
 
 static bool is_private(uintptr_t address) {

@@ -20,11 +20,11 @@ static inline void __asan_unpoison_memory_region(const volatile void*, size_t) {
 
 static const size_t STACK_SIZE = 256 * 1024;
 
-// Goes on with another stack. Its top is where to go on, as it is left here for whoever comes back.
+// Goes on with another stack. Its top is where to go on, as it is left here for the fibre that comes back.
 //
 // It is no function and jumps, so that calls and returns stay in pairs for the processor, which guesses where a return
-// goes from the calls before it: lanes that take turns return to the same places. What a function may keep in registers
-// is lost, and the compiler is told so; below the stack may be 128 bytes that are in use.
+// goes from the calls before it: lanes that take turns return to the same addresses. What a function may keep in registers
+// is lost, and the compiler knows it; below the stack may be 128 bytes that are in use.
 [[gnu::always_inline]] static inline void switch_stack(void** save, void* to) {
   asm volatile(
       "leaq -128(%%rsp), %%rsp; pushq %%rbp; pushq %%rbx; leaq 1f(%%rip), %%rax; pushq %%rax\n"
@@ -48,7 +48,7 @@ static char* stack_of(int thread) {
   return stacks + STACK_SIZE * thread;
 }
 
-// What a fibre does first when it goes on, or begins.
+// The first action of a fibre that resumes or begins.
 static void arrived(void* fake_stack) {
   const bool is_from_main = state.is_from_main;
   state.is_from_main = false;
@@ -91,7 +91,7 @@ static void start(int thread) {
   fibre.stack_pointer = top;
 }
 
-// A launch that fails leaves its frames behind.
+// A failed launch abandons its frames.
 static void forget_frames() { __asan_unpoison_memory_region(stack_of(0), STACK_SIZE * state.num_threads); }
 
 static void resume(int thread) {

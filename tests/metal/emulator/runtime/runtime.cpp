@@ -2,7 +2,7 @@
 // chooses.
 //
 // A barrier or an operation of a simdgroup is where threads wait for each other. Threads that wait in
-// different places although the language wants them in one are an error, never resolved in some way.
+// different calls although the language wants them in one are an error, never resolved in some way.
 #include "fibres.hpp"
 #include "state.hpp"
 #if defined(MSL_CHECKED)
@@ -36,7 +36,7 @@ long msl_defect = -1;
 static const char* name_of(int operation) {
   static const char* const names[] = {"nothing",   "threadgroup_barrier", "simdgroup_barrier",
                                       "a shuffle", "a reduction",         "a prefix sum",
-                                      "a ballot",  "a matrix product"};
+                                      "a ballot",  "a matrix multiplication"};
   return names[operation];
 }
 
@@ -108,7 +108,7 @@ static void wait(int operation, int line, int size) {
   state.num_at_barrier += operation == THREADGROUP_BARRIER;
   try_simdgroup(state.current / WIDTH);
   try_threadgroup();
-  // What went wrong, and threads that wait for what never comes, are told outside.
+  // Failures, and threads that wait forever, are reported outside.
   if (state.failed || ready.count == 0) {
     to_main();
   } else {
@@ -116,7 +116,7 @@ static void wait(int operation, int line, int size) {
   }
 }
 
-// Threadgroup memory begins with the bits of a NaN. The gap behind it may not be touched.
+// Threadgroup memory begins with the bits of a NaN. The gap after it may not be touched.
 static Memory take_memory(uint64_t size, uint64_t alignment) {
   alignment = alignment < 16 ? 16 : alignment;
   const uint64_t begin = (state.arena_used + alignment - 1) / alignment * alignment;
@@ -167,7 +167,7 @@ int msl_lane() { return state.current % WIDTH; }
 void msl_fail(int what, int line) {
   static const char* const messages[] = {"a simdgroup function reads a lane that has returned",
                                          "a simdgroup function reads a lane that does not exist",
-                                         "a matrix product without some of its lanes"};
+                                         "a matrix multiplication without some of its lanes"};
   fail("%s (line %d, thread %d)", messages[what], line, state.current);
   give_up();
 }
@@ -222,7 +222,7 @@ __attribute__((weak)) __bf16 __truncsfbf2(float value) {
 }
 }
 
-// What is given has to be what the kernel takes, no less and no more.
+// The bindings have to match the kernel's parameters exactly.
 static void bind(const Launch& launch) {
   uint64_t bound = 0, taken = 0;
   bool takes_memory = false;
@@ -319,7 +319,7 @@ static void run_threadgroup() {
   }
 }
 
-static uint64_t place_of(const Launch& launch, uint64_t step, uint64_t count) {
+static uint64_t threadgroup_of(const Launch& launch, uint64_t step, uint64_t count) {
   static std::vector<uint32_t> shuffled;
   if (launch.order == FORWARD) return step;
   if (launch.order == REVERSED) return count - 1 - step;
@@ -337,7 +337,7 @@ static uint64_t place_of(const Launch& launch, uint64_t step, uint64_t count) {
 }
 
 extern "C" {
-// The size of what is kept for each byte that kernels write; 0 if accesses are not checked.
+// The size of the shadow of each byte that kernels write; 0 if accesses are not checked.
 uint64_t msl_shadow_size() {
 #if defined(MSL_CHECKED)
   return sizeof(Cell);
@@ -346,7 +346,7 @@ uint64_t msl_shadow_size() {
 #endif
 }
 
-// 0 if the kernel ran, 1 if there is a message. What is given was checked by the host: sizes and counts are
+// 0 if the kernel ran, 1 if there is a message. The host has checked the arguments: sizes and counts are
 // within the limits.
 int msl_launch(const Launch* launch) {
   state.launch = launch;
@@ -359,11 +359,11 @@ int msl_launch(const Launch* launch) {
   if (!state.failed) bind(*launch);
   const uint64_t count = uint64_t(launch->grid[0]) * launch->grid[1] * launch->grid[2];
   for (uint64_t step = 0; step < count && !state.failed; ++step) {
-    const uint64_t place = place_of(*launch, step, count);
-    state.serial = launch->first_serial + uint32_t(place);
-    state.threadgroup[0] = uint32_t(place % launch->grid[0]);
-    state.threadgroup[1] = uint32_t(place / launch->grid[0] % launch->grid[1]);
-    state.threadgroup[2] = uint32_t(place / launch->grid[0] / launch->grid[1]);
+    const uint64_t index = threadgroup_of(*launch, step, count);
+    state.serial = launch->first_serial + uint32_t(index);
+    state.threadgroup[0] = uint32_t(index % launch->grid[0]);
+    state.threadgroup[1] = uint32_t(index / launch->grid[0] % launch->grid[1]);
+    state.threadgroup[2] = uint32_t(index / launch->grid[0] / launch->grid[1]);
     run_threadgroup();
   }
   if (state.failed) forget_frames();

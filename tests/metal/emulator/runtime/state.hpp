@@ -1,4 +1,4 @@
-// What a launch is, and where it stands.
+// A launch, and the state of its execution.
 //
 // One launch at a time runs in a loaded object; the host holds a lock. Nothing here is allocated during one.
 #pragma once
@@ -15,7 +15,7 @@ static const int MAX_THREADS = 1024, WIDTH = 32, MAX_SIMDGROUPS = MAX_THREADS / 
 static const int MAX_ARGUMENT_BYTES = 4096, MAX_THREADGROUP_MEMORY = 227 * 1024, MAX_VARIABLES = 32;
 enum { BARRIER_DEVICE = 1, BARRIER_THREADGROUP = 2 };
 
-// What the host gives; `object.rs` has the same structures.
+// The host's arguments; `object.rs` has the same structures.
 enum Order : int32_t { FORWARD, REVERSED, RANDOM };
 enum { READ = 1, WRITE = 2 };
 struct Cell;
@@ -74,7 +74,7 @@ struct Simdgroup {
   int num_live, num_waiting;
 };
 
-// Threadgroup memory: the parameter first, then variables, with gaps between them that nobody may touch.
+// Threadgroup memory: the parameter first, then variables, with gaps between them that no kernel may touch.
 struct Memory {
   char* at;
   uint64_t size;
@@ -105,7 +105,7 @@ static Fibre fibres[MAX_THREADS];
 static Simdgroup simdgroups[MAX_SIMDGROUPS];
 static MslExchange exchanges[MAX_SIMDGROUPS][2];
 
-// The first failure counts: what follows may be its consequence.
+// The first failure counts: later ones may be its consequence.
 __attribute__((format(printf, 1, 2))) static void fail(const char* format, ...) {
   if (state.failed) return;
   state.failed = true;

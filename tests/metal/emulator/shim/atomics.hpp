@@ -29,7 +29,7 @@ MSL_ATOMIC(atomic_fetch_or_explicit, a | b)
 MSL_ATOMIC(atomic_fetch_and_explicit, a& b)
 MSL_ATOMIC(atomic_exchange_explicit, b)
 #undef MSL_ATOMIC
-// What a GPU has an instruction for takes no turns.
+// Operations that are one instruction on a GPU do not yield.
 inline uint atomic_fetch_add_explicit(atomic<uint>* object, uint operand, memory_order) {
   return __atomic_fetch_add(&object->value, operand, __ATOMIC_RELAXED);
 }

@@ -2,7 +2,7 @@
 #pragma once
 #include "abi.hpp"
 
-// What a test plants in a source is chosen between at run time: one object for all defects.
+// Planted defects are selected at run time: one object for all of them.
 inline bool is_planted(long defect) { return msl_defect == defect; }
 
 template <class P>

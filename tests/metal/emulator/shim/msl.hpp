@@ -2,7 +2,7 @@
 //
 // Freestanding, because the same headers serve two compilations: C++ that runs on this machine, and OpenCL C++ that
 // checks the address spaces. What is ambiguous or an error for Apple's compiler should be one here: an overload for
-// each type, no implicit conversion between vectors. Those that are not beside this one are in `src/ops/gpu/device/msl`,
+// each type, no implicit conversion between vectors. Those that are not in this folder are in `src/ops/gpu/device/msl`,
 // for NVIDIA GPUs too.
 #pragma once
 #include "platform.hpp"

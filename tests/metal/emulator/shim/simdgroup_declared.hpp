@@ -1,4 +1,4 @@
-// What simdgroup.hpp, simdgroup_matrix.hpp and atomics.hpp define, only declared, with address spaces.
+// Declarations of simdgroup.hpp, simdgroup_matrix.hpp and atomics.hpp, with address spaces.
 #pragma once
 
 namespace metal {

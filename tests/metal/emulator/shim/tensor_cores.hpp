@@ -1,4 +1,4 @@
-// What the instructions of NVIDIA's GPUs do that `src/ops/gpu/device/msl/tensor_cores_cuda.hpp` has functions for.
+// Emulates the instructions of NVIDIA's GPUs in `src/ops/gpu/device/msl/tensor_cores_cuda.hpp`.
 #pragma once
 
 namespace metal {
@@ -18,10 +18,10 @@ inline void msl_fetch(device const T* value) {
 }
 inline uint msl_low_twice(uint pair) { return (pair & 0xFFFFu) * 0x00010001u; }
 inline uint msl_high_twice(uint pair) { return (pair >> 16) * 0x00010001u; }
-inline uint msl_permute(uint low, uint high, uint places) {
+inline uint msl_permute(uint low, uint high, uint indices) {
   const ulong both = low | ulong(high) << 32;
   uint bytes = 0;
-  for (int i = 0; i < 4; ++i) bytes |= uint(both >> (8 * (places >> (4 * i) & 7u)) & 255u) << (8 * i);
+  for (int i = 0; i < 4; ++i) bytes |= uint(both >> (8 * (indices >> (4 * i) & 7u)) & 255u) << (8 * i);
   return bytes;
 }
 inline uint msl_with_bits(uint bits, uint mask, uint others) { return (bits & mask) | others; }
@@ -35,9 +35,9 @@ inline uint msl_add_pairs(uint a, uint b) { return msl_multiply_add_pairs(a, 0x3
 // The zero has the sign that changes nothing.
 inline uint msl_multiply_pairs(uint a, uint b) { return msl_multiply_add_pairs(a, b, 0x80008000u); }
 
-inline void msl_add(device float* place, float value) { *place += value; }
-inline void msl_add_pair(device float* place, float first, float second) {
-  *(device float2*)place = *(device const float2*)place + float2(first, second);
+inline void msl_add(device float* target, float value) { *target += value; }
+inline void msl_add_pair(device float* target, float first, float second) {
+  *(device float2*)target = *(device const float2*)target + float2(first, second);
 }
 inline float msl_reciprocal(float x) { return 1.0f / x; }
 inline float msl_exp2(float x) { return x < -126.0f ? 0.0f : exp2(x); }
@@ -57,7 +57,7 @@ MSL_UNCHECKED_INLINE void msl_convert(const void* halves, float* floats) {
   const msl_eight to = __builtin_convertvector(from, msl_eight);
   __builtin_memcpy(floats, &to, sizeof to);
 }
-// Word `word` of what four neighbouring lanes give.
+// Word `word` of four neighbouring lanes' arguments.
 MSL_UNCHECKED_INLINE void msl_row_of_tile(const MslExchange* exchange, int first_lane, int word, float* floats) {
   uint words[4];
   for (int i = 0; i < 4; ++i) __builtin_memcpy(&words[i], exchange->slots[first_lane + i] + 4 * word, 4);
@@ -109,12 +109,12 @@ inline void msl_end_group() {}
 template <int NUM_LATER>
 void msl_wait_for_groups() {}
 
-// A block is there at once, with zeros behind it, and threadgroups bring blocks for themselves.
+// A block is there at once, with zeros after it, and threadgroups bring blocks for themselves.
 template <uint STAGES>
 void msl_begin_stages(threadgroup ulong*, uint) {}
-template <uint STAGES, uint THREADS, uint ROOM>
+template <uint STAGES, uint THREADS, uint CAPACITY>
 void msl_bring(threadgroup uint4* stage, device const uint4* block, uint count, threadgroup ulong*, uint, uint thread_index) {
-  for (uint i = thread_index; i < ROOM; i += THREADS) stage[i] = i < count ? block[i] : uint4(0);
+  for (uint i = thread_index; i < CAPACITY; i += THREADS) stage[i] = i < count ? block[i] : uint4(0);
 }
 template <uint NUM_LATER>
 void msl_wait_for_stage(threadgroup const ulong*, uint) {}
@@ -157,8 +157,8 @@ void msl_multiply_rows(float (&sums)[TILES][4], const uint (&a)[4], threadgroup 
 }
 inline void msl_show_copies() {}
 template <int N>
-void msl_begin_products(uint (&)[N][4]) {}
-inline void msl_end_products() {}
+void msl_begin_matmuls(uint (&)[N][4]) {}
+inline void msl_end_matmuls() {}
 template <int NUM_LATER>
-void msl_wait_for_products() {}
+void msl_wait_for_matmuls() {}
 }  // namespace metal

@@ -1,4 +1,4 @@
-//! Memory of the GPU: of exactly the size asked for, outside candle's pool, in the residency set.
+//! Memory of the GPU: of exactly the requested size, outside candle's pool, in the residency set.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -10,7 +10,7 @@ use block2::RcBlock;
 use candle_metal_kernels::metal::{Buffer, Device};
 use objc2_metal::{MTLDevice, MTLResourceOptions};
 
-use super::nothing_left;
+use super::exhausted;
 use super::queue::Queue;
 use crate::ops::gpu::device::{GpuBuffer, GpuMemory, Placement};
 use crate::weights::SharedBytes;
@@ -26,28 +26,27 @@ const PRIVATE: MTLResourceOptions = MTLResourceOptions(
     MTLResourceOptions::StorageModePrivate.0 | MTLResourceOptions::HazardTrackingModeUntracked.0,
 );
 
-/// A buffer of the GPU. Work that is queued keeps the memory itself alive until it is done, however early
-/// this is dropped.
+/// A buffer of the GPU. Queued work keeps the memory alive until it is done, even if this is dropped earlier.
 pub(super) struct AppleMemory {
     buffer: Buffer,
     len: usize,
-    place: Place,
+    region: Region,
     queue: Arc<Queue>,
 }
 
-/// Where the memory is.
+/// The location of the memory.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Place {
+pub(super) enum Region {
     Private,
     Shared(NonNull<u8>),
-    /// Pages of a mapped file, which nobody may write.
+    /// Pages of a mapped file, which must not be written.
     Mapped,
 }
 
-// SAFETY: the pointer of `Place::Shared` is to memory of `buffer`, which is freed with it and which any thread
-// may access; `Buffer` and `Queue` are `Send` and `Sync` themselves.
+// SAFETY: the pointer of `Region::Shared` is to memory of `buffer`, which is freed with it and which any thread may
+// access; `Buffer` and `Queue` are `Send` and `Sync` themselves.
 unsafe impl Send for AppleMemory {}
-// SAFETY: as above; whoever writes through the pointer has to see to the order of accesses.
+// SAFETY: as above; code that writes through the pointer has to order its accesses.
 unsafe impl Sync for AppleMemory {}
 
 impl AppleMemory {
@@ -61,7 +60,7 @@ impl AppleMemory {
             Placement::Private => (PRIVATE, "private"),
             Placement::Shared => (SHARED, "shared"),
         };
-        // Whole units of what the device fills and copies.
+        // Whole units of the device's fills and copies.
         let padded = len.max(1).checked_next_multiple_of(16);
         let max = device.as_ref().maxBufferLength();
         let buffer = padded
@@ -73,32 +72,32 @@ impl AppleMemory {
                 Error::new(
                     ErrorKind::Capacity,
                     format!(
-                        "the device has no {len} bytes of {word} memory in one piece: {used} MiB are in use, \
-                         and one piece has at most {} MiB",
+                        "the device cannot allocate {len} bytes of {word} memory at once: {used} MiB are in use, \
+                         and one buffer holds at most {} MiB",
                         max >> 20
                     ),
                 )
                 .with_hint("give the KV cache less memory, or use a smaller model")
             })?;
         let padded = buffer.length();
-        let place = match placement {
+        let region = match placement {
             Placement::Private => {
                 queue.blit(|blit| blit.fill_buffer(&buffer, (0, padded), 0))?;
-                Place::Private
+                Region::Private
             }
             Placement::Shared => {
                 let address = NonNull::new(buffer.contents())
                     .ok_or_else(|| Error::internal("shared memory of the device has no address"))?;
-                // SAFETY: the memory is `padded` bytes long and as new unknown to anybody else.
+                // SAFETY: the memory is `padded` bytes long, and no other code has it yet.
                 unsafe { ptr::write_bytes(address.as_ptr(), 0, padded) };
-                Place::Shared(address)
+                Region::Shared(address)
             }
         };
         queue.make_resident(&buffer);
-        Ok(Self { buffer, len, place, queue: Arc::clone(queue) })
+        Ok(Self { buffer, len, region, queue: Arc::clone(queue) })
     }
 
-    /// The pages that hold `bytes`, and where in them the bytes begin.
+    /// The pages that hold `bytes`, and the offset of `bytes` in them.
     pub(super) fn wrap(
         device: &Device,
         queue: &Arc<Queue>,
@@ -108,15 +107,14 @@ impl AppleMemory {
         if pages.len > device.as_ref().maxBufferLength() {
             return Ok(None);
         }
-        // The file stays mapped until Metal itself has let go of the buffer, which is after the last work
-        // that reads it.
+        // The file stays mapped until Metal releases the buffer, after the last work that reads it.
         let owner = bytes.clone();
         let release = RcBlock::new(move |_: NonNull<c_void>, _: usize| {
             let _owner = &owner;
         });
-        // SAFETY: the pages are mapped and readable as long as a clone of `bytes` lives, and `release` holds
-        // one for as long as the buffer is; it may run and be dropped on any thread, as `SharedBytes` may.
-        // The buffer is bound as an input only (`Place::Mapped`), so that nothing writes to the pages.
+        // SAFETY: the pages are mapped and readable as long as a clone of `bytes` lives, and `release` holds one for
+        // the lifetime of the buffer; it may run and be dropped on any thread, as `SharedBytes` may. The buffer is
+        // bound as an input only (`Region::Mapped`), so no work writes to the pages.
         let buffer = unsafe {
             device.as_ref().newBufferWithBytesNoCopy_length_options_deallocator(
                 pages.address.cast(),
@@ -125,15 +123,15 @@ impl AppleMemory {
                 Some(&release),
             )
         };
-        // Without a buffer the device does not take such pages; its caller copies them, and if it is memory
-        // that is missing, hears of it then.
+        // Without a buffer the device does not accept such pages. The caller copies them instead; if memory is
+        // exhausted, that copy reports it.
         let Some(buffer) = buffer.map(Buffer::new) else { return Ok(None) };
         queue.make_resident(&buffer);
-        let memory = Self { buffer, len: pages.len, place: Place::Mapped, queue: Arc::clone(queue) };
+        let memory = Self { buffer, len: pages.len, region: Region::Mapped, queue: Arc::clone(queue) };
         Ok(Some((memory, pages.offset)))
     }
 
-    /// The memory behind a buffer, which has to be of this device.
+    /// The memory of a buffer, which has to be of this device.
     pub(super) fn of(buffer: &GpuBuffer) -> Result<&Self> {
         let memory = buffer.0.as_any().downcast_ref::<Self>();
         memory.ok_or_else(|| Error::internal("a buffer of another device was given to this one"))
@@ -143,8 +141,8 @@ impl AppleMemory {
         &self.buffer
     }
 
-    pub(super) fn place(&self) -> Place {
-        self.place
+    pub(super) fn region(&self) -> Region {
+        self.region
     }
 
     /// # Errors
@@ -159,10 +157,10 @@ impl AppleMemory {
         }
     }
 
-    /// Copies bytes that the host sees and the device does not write at this time, as after a wait.
+    /// Copies bytes that the host can access and the device does not write at this time, such as after a wait.
     pub(super) fn copy_to(&self, offset: usize, bytes: &mut [u8]) {
         debug_assert!(
-            !matches!(self.place, Place::Private) && self.ensure_holds(offset, bytes.len()).is_ok()
+            !matches!(self.region, Region::Private) && self.ensure_holds(offset, bytes.len()).is_ok()
         );
         // SAFETY: shared and mapped memory has an address; every caller has checked the range, and has waited
         // for the device.
@@ -178,10 +176,10 @@ impl GpuMemory for AppleMemory {
     }
 
     fn host(&self) -> Option<NonNull<u8>> {
-        match self.place {
-            Place::Shared(address) => Some(address),
-            // A mapped file may not be written, and who may only read has its bytes.
-            Place::Private | Place::Mapped => None,
+        match self.region {
+            Region::Shared(address) => Some(address),
+            // A mapped file must not be written, and readers have its bytes.
+            Region::Private | Region::Mapped => None,
         }
     }
 
@@ -192,7 +190,7 @@ impl GpuMemory for AppleMemory {
 
 impl fmt::Debug for AppleMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "AppleMemory({} bytes, {:?})", self.len, self.place)
+        write!(f, "AppleMemory({} bytes, {:?})", self.len, self.region)
     }
 }
 
@@ -202,14 +200,14 @@ impl Drop for AppleMemory {
     }
 }
 
-/// Memory that a result is copied to for the host. Not in the residency set: one copy binds it.
+/// Memory for a result that is copied to the host. Not in the residency set: one copy binds it.
 pub(super) fn staging(device: &Device, len: usize) -> Result<Buffer> {
     let buffer = device.as_ref().newBufferWithLength_options(len, SHARED);
-    buffer.map(Buffer::new).ok_or_else(|| nothing_left("a copy for the host"))
+    buffer.map(Buffer::new).ok_or_else(|| exhausted("a copy for the host"))
 }
 
-/// A copy of `bytes`, which may not be empty, for the device to fetch.
+/// A copy of `bytes`, which may not be empty, as the source of a device copy.
 pub(super) fn staging_with(device: &Device, bytes: &[u8]) -> Result<Buffer> {
     let copy = device.new_buffer_with_data(bytes.as_ptr().cast(), bytes.len(), SHARED);
-    copy.map_err(|_| nothing_left("a copy from the host"))
+    copy.map_err(|_| exhausted("a copy from the host"))
 }

@@ -1,11 +1,11 @@
 //! The GPU of a Mac, through candle's layer over Metal.
 //!
-//! Taken from candle are the device, the command encoder that puts barriers between dispatches (by the
-//! buffers that each declares to read and to write), fences and the residency set. The command buffers are
-//! this module's own: candle's queue cannot wait for one of them, which reading a result one step late needs.
+//! candle provides the device, fences, the residency set and the command encoder, which inserts barriers between
+//! dispatches by the buffers that each declares to read and to write. The command buffers are this module's own:
+//! candle's queue cannot wait for a single one, which reading a result one step late needs.
 //!
-//! Metal tracks no hazards for any buffer here. Within an encoder candle's barriers order the dispatches;
-//! from one encoder to the next a fence does; the host sees results after it waited for their command buffer.
+//! Metal tracks no hazards for any buffer here. candle's barriers order the dispatches within an encoder; a fence
+//! orders encoders; the host reads results after it has waited for their command buffer.
 
 mod memory;
 mod pipelines;
@@ -23,18 +23,18 @@ use objc2::available;
 use objc2::rc::autoreleasepool;
 use objc2_metal::{MTLDevice, MTLGPUFamily, MTLSize};
 
-use self::memory::{AppleMemory, Place};
+use self::memory::{AppleMemory, Region};
 use self::pipelines::Pipelines;
 use self::queue::Queue;
 use super::{Access, ChipClass, Constant, Gpu, GpuBuffer, Launch, Library, Pipeline, Placement, Ticket};
 use crate::weights::SharedBytes;
 use crate::{Error, ErrorKind, Result};
 
-/// With this variable set to 1, each dispatch ends with a barrier. If that changes a result, a kernel uses a
-/// buffer in a way that it did not declare.
+/// With this variable set to 1, each dispatch ends with a barrier. If that changes a result, a kernel uses a buffer in
+/// a way that it does not declare.
 const BARRIERS_VARIABLE: &str = "TINYVLLM_METAL_BARRIERS";
 
-/// Uploads are copied through shared memory in pieces of at most this size.
+/// Uploads are copied through shared memory in chunks of at most this size.
 const STAGING_BYTES: usize = 64 << 20;
 
 /// The GPU of this Mac.
@@ -70,7 +70,7 @@ impl AppleGpu {
             if !device.as_ref().supportsFamily(MTLGPUFamily::Apple7) {
                 let name = device.as_ref().name();
                 return Err(unsupported(&format!(
-                    "the GPU {name} has no products of matrices in a simdgroup, as there are from the M1 on"
+                    "the GPU {name} has no simdgroup matrix multiplication, which exists from the M1 on"
                 )));
             }
             let with_barriers = std::env::var_os(BARRIERS_VARIABLE).is_some_and(|value| value == "1");
@@ -91,8 +91,8 @@ impl fmt::Debug for AppleGpu {
     }
 }
 
-// Whatever Metal autoreleases on the way is freed at the end of each call: the engine's thread has no pool of
-// its own, so that it would pile up otherwise.
+// Objects that Metal autoreleases are freed at the end of each call: the engine's thread has no pool of its own, so
+// they would accumulate otherwise.
 impl Gpu for AppleGpu {
     fn name(&self) -> &str {
         &self.name
@@ -158,27 +158,26 @@ impl Gpu for AppleGpu {
     fn write(&self, target: &GpuBuffer, offset: usize, bytes: &[u8]) -> Result<()> {
         let memory = AppleMemory::of(target)?;
         memory.ensure_holds(offset, bytes.len())?;
-        match memory.place() {
-            Place::Mapped => Err(Error::internal("weights in a mapped file cannot be written")),
-            Place::Shared(address) => {
-                // SAFETY: the range is in the buffer, which is not being freed as `target` borrows it, and
-                // no Rust reference points into it. That the device may read these bytes meanwhile is in
-                // the contract of `write`.
+        match memory.region() {
+            Region::Mapped => Err(Error::internal("weights in a mapped file cannot be written")),
+            Region::Shared(address) => {
+                // SAFETY: the range is in the buffer, which is not freed while `target` borrows it, and no Rust
+                // reference points into it. The contract of `write` allows the device to read these bytes meanwhile.
                 unsafe {
                     ptr::copy_nonoverlapping(bytes.as_ptr(), address.as_ptr().add(offset), bytes.len());
                 }
                 Ok(())
             }
-            Place::Private => autoreleasepool(|_| self.write_private(memory, offset, bytes)),
+            Region::Private => autoreleasepool(|_| self.write_private(memory, offset, bytes)),
         }
     }
 
     fn read(&self, source: &GpuBuffer, offset: usize, bytes: &mut [u8]) -> Result<()> {
         let memory = AppleMemory::of(source)?;
         memory.ensure_holds(offset, bytes.len())?;
-        autoreleasepool(|_| match memory.place() {
-            Place::Private => self.read_private(memory, offset, bytes),
-            Place::Shared(_) | Place::Mapped => {
+        autoreleasepool(|_| match memory.region() {
+            Region::Private => self.read_private(memory, offset, bytes),
+            Region::Shared(_) | Region::Mapped => {
                 self.wait(self.queue.commit()?)?;
                 memory.copy_to(offset, bytes);
                 Ok(())
@@ -196,7 +195,7 @@ impl Gpu for AppleGpu {
 }
 
 impl AppleGpu {
-    /// The device copies in words of 4 bytes, so that a range that begins or ends within one is read before.
+    /// The device copies words of 4 bytes, so a range with a partial word at either end is read first.
     fn write_private(&self, memory: &AppleMemory, offset: usize, bytes: &[u8]) -> Result<()> {
         let words = words_around(offset, bytes.len());
         if words == (offset..offset + bytes.len()) {
@@ -218,13 +217,13 @@ impl AppleGpu {
 
     /// Queues a copy to whole words of private memory.
     fn upload(&self, memory: &AppleMemory, offset: usize, bytes: &[u8]) -> Result<()> {
-        for (index, piece) in bytes.chunks(STAGING_BYTES).enumerate() {
-            let staging = memory::staging_with(&self.device, piece)?;
+        for (index, chunk) in bytes.chunks(STAGING_BYTES).enumerate() {
+            let staging = memory::staging_with(&self.device, chunk)?;
             self.queue.blit(|blit| {
                 let offset = offset + index * STAGING_BYTES;
-                blit.copy_from_buffer(&staging, 0, memory.buffer(), offset, piece.len());
+                blit.copy_from_buffer(&staging, 0, memory.buffer(), offset, chunk.len());
             })?;
-            self.queue.limit_staged(piece.len(), STAGING_BYTES)?;
+            self.queue.limit_staged(chunk.len(), STAGING_BYTES)?;
         }
         Ok(())
     }
@@ -237,8 +236,8 @@ impl AppleGpu {
         let staging = memory::staging(&self.device, bytes.len())?;
         self.queue.blit(|blit| blit.copy_from_buffer(memory.buffer(), offset, &staging, 0, bytes.len()))?;
         self.wait(self.queue.commit()?)?;
-        // SAFETY: the staging memory is `bytes.len()` bytes long, nobody else knows it, and the device has
-        // finished writing it.
+        // SAFETY: the staging memory is `bytes.len()` bytes long, no other code has it, and the device has finished
+        // writing it.
         unsafe { ptr::copy_nonoverlapping(staging.contents(), bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
@@ -258,14 +257,14 @@ fn ensure_bindings(launch: &Launch<'_>) -> Result<()> {
         memory
             .ensure_holds(binding.offset, 1)
             .map_err(|error| error.context(format!("buffer {}", index + 1)))?;
-        if binding.access != Access::Read && matches!(memory.place(), Place::Mapped) {
+        if binding.access != Access::Read && matches!(memory.region(), Region::Mapped) {
             return Err(Error::internal(format!("buffer {} is a mapped file and is written", index + 1)));
         }
     }
     Ok(())
 }
 
-/// What Metal says, with what candle leaves out of its message.
+/// Metal's error, including the details that candle leaves out of its message.
 fn metal_message(doing: impl fmt::Display, error: MetalKernelError) -> String {
     let error = match error {
         MetalKernelError::WithBacktrace { inner, .. } => *inner,
@@ -279,7 +278,7 @@ fn metal_message(doing: impl fmt::Display, error: MetalKernelError) -> String {
     }
 }
 
-/// The device gave nothing where it gives an object unless memory or the system's limits are spent.
-fn nothing_left(what: &str) -> Error {
-    Error::new(ErrorKind::Capacity, format!("the device has no room for {what}"))
+/// The device returned no object, which happens only if memory or the system's limits are exhausted.
+fn exhausted(what: &str) -> Error {
+    Error::new(ErrorKind::Capacity, format!("the device has no memory for {what}"))
 }

@@ -1,7 +1,7 @@
 //! Kernels compiled for this device: once per library, and once per function and constants.
 //!
-//! Several threads may ask at once. Each library and each kernel has a slot; who comes first compiles and the others
-//! wait for that slot only, because what takes seconds is not done under the lock of the lists.
+//! Several threads may request the same kernel. Each library and each kernel has a slot; the first thread compiles, and
+//! the others wait for that slot only, because compilation takes seconds and does not hold the lock of the lists.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -24,7 +24,7 @@ pub(super) struct Pipelines {
     cache: Mutex<Cache>,
 }
 
-/// What is compiled once, or why it cannot be.
+/// A result of compilation, kept for later requests.
 type Slot<T> = Arc<OnceLock<Result<T, String>>>;
 
 /// A kernel's library by name, its function, and its constants.

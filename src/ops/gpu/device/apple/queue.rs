@@ -1,9 +1,8 @@
-//! Command buffers and encoders: what is queued, in which order, and when it is done.
+//! Command buffers and encoders: the queued work, its order, and its completion.
 //!
-//! There is one command buffer that work is added to, with at most one encoder open. Each encoder waits for
-//! the fence that the one before updates, so that work is done in the order in which it was queued, and a
-//! command buffer is done after all earlier ones. Nothing here calls back into the queue while its lock is
-//! held.
+//! Work is added to one command buffer, with at most one encoder open. Each encoder waits for the fence that the
+//! previous one updates, so work runs in the order in which it was queued, and a command buffer completes after all
+//! earlier ones. Nothing here calls back into the queue while its lock is held.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,13 +18,13 @@ use objc2_metal::{
     MTLCommandBuffer, MTLCommandBufferStatus, MTLCommandQueue, MTLDevice, MTLDispatchType, MTLGPUFamily,
 };
 
-use super::{metal_message, nothing_left};
+use super::{exhausted, metal_message};
 use crate::ops::gpu::device::THREADGROUP_UNIT;
 use crate::ops::gpu::device::Ticket;
 use crate::{Error, Result};
 
-/// Dispatches after which a command buffer is handed over unasked. A decoding step has fewer; in longer work
-/// the device shall not idle until all of it is encoded.
+/// Dispatches after which a command buffer is committed automatically. A decode step has fewer; longer work should not
+/// leave the device idle until all of it is encoded.
 const MAX_DISPATCHES: usize = 512;
 
 pub(super) struct Queue {
@@ -40,16 +39,16 @@ struct State {
     open: Option<Open>,
     /// Whether any encoder has updated the fence, or will before the next one starts.
     fence_is_used: bool,
-    /// Committed and not yet seen to be done, oldest first, with their numbers.
+    /// Committed and not known to be complete, oldest first, with their numbers.
     in_flight: VecDeque<(u64, CommandBuffer)>,
     /// The number of the last command buffer that was committed; the first one's is 1.
     num_committed: u64,
-    /// What the device said first. Nothing in its memory can be relied on from then on.
+    /// The device's first error. After it, its memory is unreliable.
     failure: Option<String>,
     residency: Option<ResidencySet>,
-    /// Dropped, but perhaps used by command buffers up to this number.
+    /// Dropped buffers that command buffers up to this number may still use.
     retired: Vec<(u64, Buffer)>,
-    /// Uploaded since the last commit that was made for their sake.
+    /// Bytes uploaded since the last commit that uploads caused.
     num_staged_bytes: usize,
 }
 
@@ -62,12 +61,12 @@ struct Open {
 
 struct Compute {
     encoder: ComputeCommandEncoder,
-    /// What `threadgroup(0)` was last set to; 0 as long as it was not.
+    /// The last value of `threadgroup(0)`; 0 if it was never set.
     threadgroup_memory: usize,
 }
 
-// SAFETY: command buffers and encoders may be used by any thread as long as it is one at a time, which the
-// mutex around `State` sees to; the other parts are `Send` themselves.
+// SAFETY: any thread may use command buffers and encoders, but one at a time, which the mutex around `State` ensures;
+// the other fields are `Send` themselves.
 unsafe impl Send for Open {}
 
 impl Queue {
@@ -75,8 +74,8 @@ impl Queue {
         let queue = device
             .new_command_queue()
             .map_err(|error| Error::internal(metal_message("no command queue was made", error)))?;
-        // What is in the set stays in the device's reach between command buffers, also after a pause. The
-        // device of a virtual machine knows no such sets.
+        // The set keeps memory resident between command buffers, also after a pause. A virtual machine's device does
+        // not support such sets.
         let has_sets = available!(macos = 15.0) && device.as_ref().supportsFamily(MTLGPUFamily::Apple6);
         let residency = has_sets.then(|| ResidencySet::new(device));
         if let Some(set) = residency.as_ref().and_then(ResidencySet::raw) {
@@ -95,7 +94,7 @@ impl Queue {
         Ok(Self { queue, fence: Arc::new(Fence::new(device)), with_barriers, state: Mutex::new(state) })
     }
 
-    /// Has one dispatch encoded. If `encode` fails it must not have got to the dispatch itself.
+    /// Encodes one dispatch. If `encode` fails, it must not have encoded the dispatch itself.
     pub(super) fn compute(
         &self,
         threadgroup_memory: usize,
@@ -103,12 +102,12 @@ impl Queue {
     ) -> Result<()> {
         let mut state = self.lock();
         let State { open, fence_is_used, .. } = self.open(&mut state)?;
-        let Some(open) = open else { return Err(nothing_left("a command buffer")) };
+        let Some(open) = open else { return Err(exhausted("a command buffer")) };
         let compute = match open.compute.take() {
             Some(compute) => open.compute.insert(compute),
             None => open.compute.insert(self.start_compute(&open.commands, fence_is_used)?),
         };
-        // Metal takes no length of 0: after a kernel that has threadgroup memory, one without gets the least.
+        // Metal rejects a length of 0: after a kernel with threadgroup memory, one without gets the minimum.
         let wanted = match (threadgroup_memory, compute.threadgroup_memory) {
             (0, 0) => 0,
             (wanted, _) => wanted.next_multiple_of(THREADGROUP_UNIT).max(THREADGROUP_UNIT),
@@ -128,14 +127,14 @@ impl Queue {
         Ok(())
     }
 
-    /// Has copies encoded, as a pass of their own.
+    /// Encodes copies as a pass of their own.
     pub(super) fn blit(&self, encode: impl FnOnce(&mut BlitCommandEncoder)) -> Result<()> {
         let mut state = self.lock();
         let State { open, fence_is_used, .. } = self.open(&mut state)?;
-        let Some(open) = open else { return Err(nothing_left("a command buffer")) };
+        let Some(open) = open else { return Err(exhausted("a command buffer")) };
         open.end_compute();
-        let raw = open.commands.blitCommandEncoder().ok_or_else(|| nothing_left("a command encoder"))?;
-        // candle's map of who wrote what is for its own queue. Here everything waits for what was before.
+        let raw = open.commands.blitCommandEncoder().ok_or_else(|| exhausted("a command encoder"))?;
+        // candle's map of writers is for its own queue. Here every pass waits for the earlier ones.
         let mut blit = BlitCommandEncoder::new(raw, Arc::clone(&self.fence), PrevCeOutputs::default());
         if std::mem::replace(fence_is_used, true) {
             blit.wait_for_fence(&self.fence);
@@ -145,7 +144,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Hands over what is encoded. Without any, the ticket is that of the last commit.
+    /// Commits encoded work. If there is none, returns the ticket of the last commit.
     pub(super) fn commit(&self) -> Result<Ticket> {
         let mut state = self.lock();
         state.ensure_sound()?;
@@ -153,14 +152,14 @@ impl Queue {
         Ok(Ticket(state.num_committed))
     }
 
-    /// Waits for all command buffers up to the one of the ticket.
+    /// Waits for all command buffers up to the ticket's.
     pub(super) fn wait(&self, ticket: Ticket) -> Result<()> {
         let last = {
             let state = self.lock();
             let mut waited_for = state.in_flight.iter().filter(|(number, _)| *number <= ticket.0);
             waited_for.next_back().map(|(_, commands)| commands.clone())
         };
-        // Without the lock, so that others can queue work meanwhile.
+        // Without the lock, so that other threads can queue work meanwhile.
         if let Some(commands) = last {
             commands.wait_until_completed();
         }
@@ -169,8 +168,8 @@ impl Queue {
         state.ensure_sound()
     }
 
-    /// Counts `len` bytes of copies that wait in shared memory to be uploaded. Each time that there are
-    /// `limit`, the device gets to work, and those of the time before are waited for.
+    /// Counts `len` bytes of copies in shared memory that are queued for upload. Each `limit` bytes are committed, and
+    /// the previous ones are waited for.
     pub(super) fn limit_staged(&self, len: usize, limit: usize) -> Result<()> {
         let before = {
             let mut state = self.lock();
@@ -186,14 +185,14 @@ impl Queue {
         self.wait(Ticket(before))
     }
 
-    /// Keeps a buffer in the device's reach until it is retired.
+    /// Keeps a buffer resident until it is retired.
     pub(super) fn make_resident(&self, buffer: &Buffer) {
         if let Some(set) = &self.lock().residency {
             set.insert(buffer);
         }
     }
 
-    /// Lets go of a buffer as soon as nothing that is queued by now can use it.
+    /// Releases a buffer when no queued work can use it any more.
     pub(super) fn retire(&self, buffer: Buffer) {
         let mut state = self.lock();
         let last_use = state.num_committed + u64::from(state.open.is_some());
@@ -205,14 +204,14 @@ impl Queue {
     fn open<'a>(&self, state: &'a mut State) -> Result<&'a mut State> {
         state.ensure_sound()?;
         if state.open.is_none() {
-            // This waits if the queue has 64 that are not done; all of those are committed.
-            let commands = self.queue.commandBuffer().ok_or_else(|| nothing_left("a command buffer"))?;
+            // This waits if the queue has 64 incomplete command buffers; all of those are committed.
+            let commands = self.queue.commandBuffer().ok_or_else(|| exhausted("a command buffer"))?;
             state.open = Some(Open { commands, compute: None, num_dispatches: 0 });
         }
         Ok(state)
     }
 
-    /// An encoder whose dispatches run at the same time except for the barriers that candle puts in.
+    /// An encoder whose dispatches run concurrently except for candle's barriers.
     fn start_compute(
         &self,
         commands: &Retained<ProtocolObject<dyn MTLCommandBuffer>>,
@@ -220,7 +219,7 @@ impl Queue {
     ) -> Result<Compute> {
         let raw = commands
             .computeCommandEncoderWithDispatchType(MTLDispatchType::Concurrent)
-            .ok_or_else(|| nothing_left("a command encoder"))?;
+            .ok_or_else(|| exhausted("a command encoder"))?;
         let encoder = ComputeCommandEncoder::new(raw, commands.clone(), Arc::clone(&self.fence));
         if std::mem::replace(fence_is_used, true) {
             encoder.wait_for_fence(&self.fence);
@@ -236,7 +235,7 @@ impl Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // Metal ends the process if an encoder is freed before it was ended. What is encoded is not run.
+        // Metal aborts the process if an encoder is freed before it was ended. Its work is not run.
         if let Some(open) = &mut state.open {
             open.end_compute();
         }
@@ -265,7 +264,7 @@ impl State {
         }
     }
 
-    /// Drops what is done.
+    /// Drops completed command buffers.
     fn reap(&mut self) {
         while let Some((_, commands)) = self.in_flight.front() {
             match commands.status() {

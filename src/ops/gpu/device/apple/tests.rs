@@ -1,4 +1,4 @@
-//! What the rest builds on, tried on the device itself: order, copies, limits, lifetimes.
+//! Tests of the foundation on the device itself: order, copies, limits, lifetimes.
 
 use std::io::Write;
 
@@ -36,7 +36,7 @@ kernel void reverse(constant Args &args [[buffer(0)]], device int *values [[buff
 
 static BROKEN: Library = Library { name: "broken", source: "kernel void f( {}" };
 
-/// Without a device there is nothing to test: that `open` says so is tested with `--device`.
+/// Without a device there is nothing to test: the error of `open` is tested with `--device`.
 fn gpu() -> Option<AppleGpu> {
     match AppleGpu::open() {
         Ok(gpu) => Some(gpu),
@@ -47,8 +47,8 @@ fn gpu() -> Option<AppleGpu> {
     }
 }
 
-/// The device, even if the kernels cannot run on it: it compiles them all the same. The virtual machines of CI have
-/// such a one.
+/// The device, even if the kernels cannot run on it: it compiles them all the same. CI's virtual machines have such a
+/// device.
 fn compiling_device() -> Option<Device> {
     let device = Device::system_default();
     if device.is_none() {
@@ -57,12 +57,12 @@ fn compiling_device() -> Option<Device> {
     device
 }
 
-/// A library as the system's compiler makes it, and what the compiler has to say of it.
+/// A library from the system's compiler, and its messages.
 fn compile(device: &Device, text: &str) -> (Option<Retained<ProtocolObject<dyn MTLLibrary>>>, String) {
     let (source, options) = (NSString::from_str(text), compile_options());
     let mut said: Option<Retained<NSError>> = None;
-    // SAFETY: these are the types of the method's arguments and of its result. Unlike the method that objc2 has
-    // for it, this gives the error of a library that compiled, which is its warnings.
+    // SAFETY: these are the types of the method's arguments and of its result. Unlike objc2's method, this returns the
+    // error of a library that compiled, which has its warnings.
     let library = unsafe {
         objc2::msg_send![device.as_ref(), newLibraryWithSource: &*source, options: &*options, error: &mut said]
     };
@@ -76,7 +76,7 @@ fn the_systems_compiler_takes_every_library_without_a_warning() {
         let (compiled, said) = compile(&device, &library.text());
         assert!(compiled.is_some() && said.is_empty(), "{}.metal: {said}", library.name);
     }
-    // That a warning is noticed.
+    // A warning is reported.
     let (compiled, said) = compile(&device, "kernel void k(device int *x [[buffer(0)]]) { int y = x[0]; }\n");
     assert!(compiled.is_some() && said.contains("unused variable"), "{said}");
     let (compiled, said) = compile(&device, BROKEN.source);
@@ -165,7 +165,7 @@ fn uploads_larger_than_the_staging_memory_arrive() {
     let bytes: Vec<u8> = (0..STAGING_BYTES * 2 + 4_096).map(|i| (i % 253) as u8).collect();
     let buffer = gpu.allocate(bytes.len(), Placement::Private).unwrap();
     gpu.write(&buffer, 0, &bytes).unwrap();
-    assert!(read(&gpu, &buffer, 0, bytes.len()) == bytes, "an upload in pieces differs");
+    assert!(read(&gpu, &buffer, 0, bytes.len()) == bytes, "an upload in chunks differs");
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn each_dispatch_sees_what_earlier_ones_wrote() {
     let mut expected: Vec<i32> = (0..64).collect();
     gpu.write(&input, 0, &bytes_of(&expected)).unwrap();
     scale_add(&gpu, 1, 0, Binding::read(&input), Binding::write(&a));
-    // More than a command buffer takes, and some that end early, so that it also holds between encoders.
+    // More dispatches than a command buffer takes, and some early commits, so that encoders are covered as well.
     let mut tickets = Vec::new();
     for i in 0..2 * 512 {
         let (from, to) = if i % 2 == 0 { (&a, &b) } else { (&b, &a) };
@@ -261,7 +261,7 @@ fn pipelines_are_compiled_once_and_errors_name_the_kernel() {
     let first = gpu.pipeline(&LIBRARY, "scale_add", &constants(true, 3)).unwrap();
     assert_eq!(gpu.pipeline(&LIBRARY, "scale_add", &constants(true, 3)).unwrap(), first);
     assert_ne!(gpu.pipeline(&LIBRARY, "scale_add", &constants(true, 4)).unwrap(), first);
-    // Also by threads that ask for one at the same time.
+    // Also for threads that request one at the same time.
     let compile = || gpu.pipeline(&LIBRARY, "scale_add", &constants(false, 5)).unwrap();
     let compiled: Vec<Pipeline> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..4).map(|_| scope.spawn(compile)).collect();
@@ -283,7 +283,7 @@ fn a_mapped_file_is_read_in_place_and_not_written() {
     let bytes = SharedBytes::of_file(file.path(), 40_000..40_000 + 256);
     let (buffer, offset) = gpu.wrap(&bytes).unwrap().expect("the device reads mapped files");
     assert_eq!((buffer.len() % (16 << 10), offset), (0, 40_000 % (16 << 10)));
-    // The buffer keeps the file mapped, and what is queued keeps the buffer.
+    // The buffer keeps the file mapped, and queued work keeps the buffer.
     drop(bytes);
     assert_eq!(read(&gpu, &buffer, offset, 256), bytes_of(&values[10_000..10_064]));
     let output = gpu.allocate(256, Placement::Shared).unwrap();

@@ -1,4 +1,4 @@
-//! The GPU behind the driver, and what its errors say.
+//! The GPU as the driver provides it, and the driver's errors.
 
 use std::ffi::{c_int, c_uint};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use cudarc::driver::sys::{self, CUcontext, CUdevice, CUresult, CUstream};
 use super::repeated::Repeated;
 use crate::{Error, ErrorKind, Result};
 
-/// The oldest driver, by the version of CUDA that it is made for: the one that reads what the compiler makes.
+/// The oldest driver, by its version of CUDA: the first that loads the compiler's output.
 const MIN_DRIVER: c_int = 12_000;
 
 /// The oldest GPUs: those with instructions for bf16 (Ampere).
@@ -24,13 +24,13 @@ const MIN_ARCHITECTURE: c_int = 80;
 #[derive(Debug)]
 pub(super) struct Device {
     pub(super) name: String,
-    /// The version of CUDA that the driver is made for, such as 12080.
+    /// The driver's version of CUDA, such as 12080.
     pub(super) driver: c_int,
-    /// Such as 90.
+    /// The compute capability, such as 90.
     pub(super) architecture: c_int,
     /// Multiprocessors.
     pub(super) num_cores: usize,
-    /// Bytes that a threadgroup can have.
+    /// Maximum shared memory of a thread block, in bytes.
     pub(super) threadgroup_memory: usize,
     pub(super) queue: CUstream,
     pub(super) reading: CUstream,
@@ -38,18 +38,18 @@ pub(super) struct Device {
     context: CUcontext,
 }
 
-// SAFETY: the driver's functions may be called from any thread; a context is current in many at a time.
+// SAFETY: the driver's functions may be called from any thread; a context may be current in several at a time.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
-/// An error that says what was being done.
+/// An error with the operation that failed.
 pub(super) trait Doing<T> {
-    /// With what was being done in front of the driver's text.
+    /// Adds the operation before the driver's text.
     ///
     /// # Errors
-    /// The driver's; [`ErrorKind::Capacity`] if it has no memory, [`ErrorKind::DeviceLost`] if the GPU is of no use any
-    /// more, else [`ErrorKind::Internal`].
+    /// The driver's; [`ErrorKind::Capacity`] if it has no memory, [`ErrorKind::DeviceLost`] if the GPU cannot be used
+    /// any more, else [`ErrorKind::Internal`].
     fn doing(self, what: &str) -> Result<T>;
 }
 
@@ -70,7 +70,7 @@ impl<T> Doing<T> for Result<T, DriverError> {
     }
 }
 
-/// Whether every later call will fail too: what a kernel or the hardware has broken is broken until the process ends.
+/// Whether every later call will fail too: an error of a kernel or of the hardware lasts until the process ends.
 pub(super) fn is_lost(result: CUresult) -> bool {
     matches!(
         result,
@@ -100,9 +100,9 @@ fn text(error: DriverError) -> String {
     format!("{name} ({text})")
 }
 
-/// Whether there is a driver, and it does not say that it finds no GPU.
+/// Whether there is a driver that does not report that it finds no GPU.
 pub(super) fn is_present() -> bool {
-    // SAFETY: the library's initialisers ask nothing of us.
+    // SAFETY: the library's initialisers have no requirements.
     let has_driver = unsafe { sys::is_culib_present() };
     has_driver
         && match result::init() {
@@ -122,7 +122,7 @@ impl Device {
     /// [`ErrorKind::Unsupported`] if there is no driver, no such GPU or one that is too old.
     pub(super) fn open(ordinal: usize) -> Result<Arc<Self>> {
         let unavailable = |why: &str| unavailable(ordinal, why);
-        // SAFETY: the library's initialisers ask nothing of us.
+        // SAFETY: the library's initialisers have no requirements.
         if !unsafe { sys::is_culib_present() } {
             let error = unavailable("NVIDIA's driver (libcuda.so.1) is not installed");
             return Err(error.with_hint("leave --device out, or use --device cpu"));
@@ -165,7 +165,7 @@ impl Device {
         let num_cores = size(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, "the GPU's multiprocessors")?;
         let threadgroup_memory =
             size(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, "the GPU's shared memory")?;
-        // SAFETY: the device exists. The context is never released: the process is its life.
+        // SAFETY: the device exists. The context is never released: it lives as long as the process.
         let context = unsafe { primary_ctx::retain(gpu) }.doing("the GPU's context")?;
         // SAFETY: the context was just made.
         unsafe { ctx::set_current(context) }.doing("the GPU's context")?;
@@ -184,7 +184,7 @@ impl Device {
         }))
     }
 
-    /// Makes the GPU the one that this thread's calls are for.
+    /// Makes the GPU current for this thread's calls.
     pub(super) fn enter(&self) -> Result<()> {
         // SAFETY: the context lives as long as the process.
         unsafe { ctx::set_current(self.context) }.doing("the GPU's context")
@@ -195,8 +195,8 @@ impl Device {
         self.launches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The GPU, for something that comes behind all that was launched: nothing is held back any more.
-    pub(super) fn enter_behind_launches(&self) -> Result<()> {
+    /// Makes the GPU current for work after all launches: queues those that are held back.
+    pub(super) fn enter_after_launches(&self) -> Result<()> {
         self.enter()?;
         self.launches().give_up(self)
     }
@@ -207,7 +207,7 @@ impl Device {
         unsafe { stream::synchronize(self.queue) }.doing("the GPU's work")
     }
 
-    /// Bytes of memory that nobody uses at the moment.
+    /// Bytes of memory that are not in use.
     pub(super) fn free_memory(&self) -> Result<u64> {
         self.enter()?;
         let (free, _all) = result::mem_get_info().doing("the GPU's memory")?;
@@ -226,7 +226,7 @@ fn architecture(gpu: CUdevice) -> Result<c_int> {
     Ok(10 * major + part(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?)
 }
 
-/// As the driver takes sizes of launches; what is too large stays so.
+/// Converts to the driver's type for launch sizes, saturating.
 pub(super) fn size(value: usize) -> c_uint {
     c_uint::try_from(value).unwrap_or(c_uint::MAX)
 }

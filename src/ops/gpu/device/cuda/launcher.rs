@@ -1,4 +1,4 @@
-//! Launches and graphs as the driver takes them.
+//! Launches and graphs in the driver's format.
 
 use std::ffi::c_void;
 use std::mem::{MaybeUninit, offset_of};
@@ -14,16 +14,16 @@ use cudarc::driver::sys::{
 
 use super::MAX_ARGUMENT_WORDS;
 use super::driver::{Device, Doing};
-use super::repeated::{Call, Launcher, Sequence};
+use super::repeated::{Call, LaunchSequence, Launcher};
 use crate::Result;
 
-/// The first GPUs on which a kernel may begin before the one in front of it has ended.
+/// The first GPUs on which a kernel may begin before the previous one has ended.
 const OVERLAPPING_ARCHITECTURE: i32 = 90;
 
-/// The first driver, by the version of CUDA that it is made for, whose graphs have edges of that kind.
+/// The first driver, by its version of CUDA, whose graphs have such edges.
 const MIN_DRIVER_OF_GRAPHS: i32 = 12_030;
 
-/// The edge behind a kernel that says itself when the next one may begin: `CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC` and
+/// The edge after a kernel that triggers the next one itself: `CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC` and
 /// `CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC`.
 const OVERLAPPING_EDGE: CUgraphEdgeData =
     CUgraphEdgeData { from_port: 1, to_port: 0, type_: 1, reserved: [0; 5] };
@@ -43,11 +43,11 @@ impl Device {
         self.architecture >= OVERLAPPING_ARCHITECTURE
     }
 
-    /// A graph whose nodes are these launches, one behind the other. What is in `graph` and `nodes` is the caller's, also
-    /// if it fails.
+    /// A graph with a chain of nodes, one per launch. The caller owns the contents of `graph` and `nodes`, also after
+    /// an error.
     fn fill(
         &self,
-        sequence: &Sequence<CUfunction>,
+        sequence: &LaunchSequence<CUfunction>,
         graph: CUgraph,
         nodes: &mut Vec<CUgraphNode>,
     ) -> Result<CUgraphExec> {
@@ -66,8 +66,8 @@ impl Device {
             let (from, edges) =
                 before.as_ref().map_or((null(), null()), |node| (&raw const *node, &raw const edge));
             let count = usize::from(before.is_some());
-            // SAFETY: the graph and the node before are there; arguments are copied before the call returns, as those of a
-            // launch.
+            // SAFETY: the graph and the previous node exist; arguments are copied before the call returns, as those of
+            // a launch.
             unsafe { cuGraphAddNode_v2(&raw mut node, graph, from, edges, count, &raw mut params) }
                 .result()
                 .doing(doing)?;
@@ -80,7 +80,7 @@ impl Device {
     }
 }
 
-// What is said of a kernel when a node is made and when its arguments are replaced has two names and is the same.
+// The structure for new nodes and the one for replaced arguments have two names and are the same.
 const _: () = {
     type Older = CUDA_KERNEL_NODE_PARAMS;
     type Newer = CUDA_KERNEL_NODE_PARAMS_v3;
@@ -91,7 +91,7 @@ const _: () = {
     assert!(offset_of!(Older, ctx) == offset_of!(Newer, ctx));
 };
 
-/// A launch as a node of a graph has it, with the address of its arguments.
+/// A launch as a graph's node, with the address of its arguments.
 fn node_params(call: &Call<CUfunction>, arguments: &mut [*mut c_void; 1]) -> CUDA_KERNEL_NODE_PARAMS_v3 {
     let [x, y, z] = call.grid;
     CUDA_KERNEL_NODE_PARAMS_v3 {
@@ -110,7 +110,7 @@ fn node_params(call: &Call<CUfunction>, arguments: &mut [*mut c_void; 1]) -> CUD
     }
 }
 
-/// Arguments with zeros behind them up to the most that a kernel takes, which the driver may read.
+/// Arguments padded with zeros to the maximum size of a kernel's, which the driver may read.
 fn padded(arguments: &[u64]) -> [u64; MAX_ARGUMENT_WORDS] {
     let mut all = [0; MAX_ARGUMENT_WORDS];
     all[..arguments.len()].copy_from_slice(arguments);
@@ -129,7 +129,7 @@ impl Launcher for Device {
         let arguments = padded(arguments);
         let mut list = [arguments.as_ptr().cast_mut().cast::<c_void>()];
         let [x, y, z] = call.grid;
-        // It may begin while the one before it still works, and waits for that itself.
+        // It may begin while the previous one still runs, and waits for it itself.
         let value = CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
         let id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
         let mut overlaps = CUlaunchAttribute { id, pad: [0; 4], value };
@@ -146,13 +146,13 @@ impl Launcher for Device {
             numAttrs: u32::from(self.overlaps()),
         };
         // SAFETY: every kernel takes such a structure or a shorter one, and it is copied before the call returns. The
-        // driver checks the sizes. What a kernel accesses beyond its buffers is its own fault, which the emulator finds.
+        // driver checks the sizes. The emulator finds kernels that access memory outside their buffers.
         let result =
             unsafe { cuLaunchKernelEx(&raw const config, call.function, list.as_mut_ptr(), null_mut()) };
         result.result().doing("launching a kernel")
     }
 
-    fn build(&self, sequence: &Sequence<CUfunction>) -> Result<Graph> {
+    fn build(&self, sequence: &LaunchSequence<CUfunction>) -> Result<Graph> {
         self.enter()?;
         let mut graph = null_mut();
         // SAFETY: the graph is written to a variable.
@@ -161,7 +161,7 @@ impl Launcher for Device {
         match self.fill(sequence, graph, &mut nodes) {
             Ok(exec) => Ok(Graph { graph, nodes, exec }),
             Err(error) => {
-                // SAFETY: the graph was made above and nobody has it.
+                // SAFETY: the graph was made above and no other code has it.
                 _ = unsafe { cuGraphDestroy(graph) };
                 Err(error)
             }
@@ -178,9 +178,9 @@ impl Launcher for Device {
         let arguments = padded(arguments);
         let mut list = [arguments.as_ptr().cast_mut().cast::<c_void>()];
         let params = node_params(call, &mut list);
-        // SAFETY: both versions of the structure have the same fields. The node is one of the graph, which lives as long
-        // as its executable form; arguments are copied before the call returns. Where the graph is queued already it
-        // keeps those that it had.
+        // SAFETY: both versions of the structure have the same fields. The node is one of the graph, which lives as
+        // long as its executable form; arguments are copied before the call returns. A graph that is already queued
+        // keeps its previous arguments.
         unsafe {
             cuGraphExecKernelNodeSetParams_v2(graph.exec, graph.nodes[index], (&raw const params).cast())
         }
@@ -195,7 +195,7 @@ impl Launcher for Device {
 
     fn destroy(&self, graph: Graph) -> Result<()> {
         self.finish()?;
-        // SAFETY: nothing that is queued uses it any more, and it is nobody else's.
+        // SAFETY: no queued work uses it any more, and it has no other owner.
         unsafe {
             cuGraphExecDestroy(graph.exec).result().doing("a graph of kernels")?;
             cuGraphDestroy(graph.graph).result().doing("a graph of kernels")

@@ -1,4 +1,4 @@
-//! What the compiler says of a kernel, for tests on machines without a GPU.
+//! The compiler's messages about a kernel, for tests on machines without a GPU.
 
 use super::nvrtc::Nvrtc;
 use super::pipelines::OPTIONS;
@@ -6,8 +6,8 @@ use super::source::{HEADERS, program};
 use crate::Result;
 use crate::ops::gpu::device::{Constant, Library};
 
-/// Compiles a kernel for GPUs of an architecture, such as 90, and gives what the compiler says of it: the registers of a
-/// thread, bytes that it spills and keeps on its stack. It takes the compiler, but neither driver nor GPU.
+/// Compiles a kernel for GPUs of an architecture, such as 90. Returns the compiler's messages about it: the registers
+/// of a thread, and the bytes of spills and of its stack. Needs the compiler, but neither driver nor GPU.
 ///
 /// # Errors
 /// [`crate::ErrorKind::Unsupported`] with what to install if this machine has no compiler;

@@ -1,4 +1,4 @@
-//! NVIDIA's run-time compiler, which is no part of the driver: where it is, and programs made by it.
+//! NVIDIA's run-time compiler, which the driver does not include: finds it and compiles programs.
 
 use std::env;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -11,10 +11,10 @@ use libloading::Library;
 
 use crate::{Error, Result};
 
-/// Where it is, apart from where the system looks for libraries.
+/// The variable that names its folder, searched instead of the system's.
 pub(crate) const FOLDER_VARIABLE: &str = "TINYVLLM_CUDA_LIBRARIES";
 
-/// The oldest that knows `__grid_constant__` for all GPUs that the kernels are for, and compiles on several threads.
+/// The oldest version that supports `__grid_constant__` for all supported GPUs, and compiles on several threads.
 const MIN_VERSION: (c_int, c_int) = (12, 0);
 
 type Handle = *mut std::ffi::c_void;
@@ -23,9 +23,9 @@ type Handle = *mut std::ffi::c_void;
 #[derive(Debug)]
 pub(super) struct Nvrtc {
     functions: Functions,
-    /// For messages, and for the cache: another compiler makes other code.
+    /// Its version for messages, and for the cache: another compiler generates other code.
     pub(super) version: (c_int, c_int),
-    /// What it compiles for, as numbers like 90, in ascending order.
+    /// Its supported architectures, as numbers like 90, in ascending order.
     architectures: Vec<c_int>,
 }
 
@@ -62,20 +62,20 @@ functions! {
     destroy: "nvrtcDestroyProgram" (*mut Handle);
 }
 
-/// What a program is compiled for.
+/// The target of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Target {
     /// The code of a GPU, such as 90.
     Gpu(c_int),
-    /// The driver's intermediate code for GPUs from this one on, of which the compiler does not know the one at hand.
+    /// The driver's intermediate code for GPUs from this one on; used if the compiler does not know the GPU.
     From(c_int),
 }
 
 impl Target {
-    /// The option that says so.
+    /// The compiler's option for it.
     pub(super) fn option(self) -> String {
         match self {
-            // With the instructions that no later GPU has.
+            // Including instructions that later GPUs may lack.
             Self::Gpu(90) => "--gpu-architecture=sm_90a".to_owned(),
             Self::Gpu(number) => format!("--gpu-architecture=sm_{number}"),
             Self::From(number) => format!("--gpu-architecture=compute_{number}"),
@@ -83,19 +83,19 @@ impl Target {
     }
 }
 
-/// What the compiler made of a program.
+/// A compiled program.
 #[derive(Debug)]
 pub(super) struct Compiled {
-    /// What the driver loads.
+    /// The image for the driver.
     pub(super) image: Vec<u8>,
-    /// What the compiler says, which of a program in order is what it was asked to say.
+    /// The compiler's messages; for a valid program, only those that options requested.
     pub(super) messages: String,
 }
 
 static LOADED: LazyLock<Mutex<Option<&'static Nvrtc>>> = LazyLock::new(Mutex::default);
 
 impl Nvrtc {
-    /// The compiler of this machine. It is loaded once, and for good.
+    /// The compiler of this machine. It is loaded once, and never unloaded.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Unsupported`] with what to install if there is none.
@@ -118,7 +118,7 @@ impl Nvrtc {
                     let (major, minor) = nvrtc.version;
                     found.push(format!("{} is of CUDA {major}.{minor}", path.display()));
                 }
-                // A name that the system does not find says nothing; a file that it does not load does.
+                // A name that the system does not find needs no message; a file that does not load does.
                 Err(error) if path.is_absolute() => found.push(error.to_string()),
                 Err(_) => {}
             }
@@ -135,19 +135,19 @@ impl Nvrtc {
     }
 
     fn open(path: &Path) -> Result<Self, libloading::Error> {
-        // It asks the system for this one by name, which finds it once it is loaded.
+        // The compiler loads this library by name, which succeeds once it is loaded.
         if let Some(helper) = helper(path) {
-            // SAFETY: its initialisers ask nothing of us.
+            // SAFETY: its initialisers have no requirements.
             std::mem::forget(unsafe { Library::new(helper)? });
         }
         // SAFETY: as above.
         let library = unsafe { Library::new(path)? };
         let functions = Functions::of(&library)?;
-        // What it has given away must not go.
+        // The library must not be unloaded, since its functions are in use.
         std::mem::forget(library);
         let mut version = (0, 0);
         let mut num_architectures = 0;
-        // SAFETY: each pointer is to a variable of its type, and the list has as many places as it was said to need.
+        // SAFETY: each pointer is to a variable of its type, and the list has the length that the library requested.
         let architectures = unsafe {
             (functions.version)(&raw mut version.0, &raw mut version.1);
             (functions.num_architectures)(&raw mut num_architectures);
@@ -159,7 +159,7 @@ impl Nvrtc {
         Ok(Self { functions, version, architectures })
     }
 
-    /// What to compile for on a GPU of this architecture, such as 90.
+    /// The target for a GPU of this architecture, such as 90.
     pub(super) fn target(&self, architecture: c_int) -> Target {
         let known = self.architectures.iter().rev().find(|known| **known <= architecture);
         match known {
@@ -169,7 +169,7 @@ impl Nvrtc {
         }
     }
 
-    /// Compiles a program that includes `headers`, which have a name and a text each. May run on several threads.
+    /// Compiles a program that includes `headers`, pairs of a name and a text. May run on several threads.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Internal`] with the compiler's messages.
@@ -193,8 +193,7 @@ impl Nvrtc {
         let (source, file) = (string(text)?, string(name)?);
         let (name_list, text_list, option_list) = (pointers(&names), pointers(&texts), pointers(&options));
         let mut program = Program { functions: &self.functions, handle: null_mut() };
-        // SAFETY: all strings end with a zero and live until the program is dropped; the lists have the lengths that
-        // are told.
+        // SAFETY: all strings end with a zero and live until the program is dropped; the lists have the given lengths.
         let created = unsafe {
             (self.functions.create)(
                 &raw mut program.handle,
@@ -234,7 +233,7 @@ struct Program<'a> {
 }
 
 impl Program<'_> {
-    /// What a pair of functions gives: the length, and as many bytes.
+    /// The output of a pair of functions: the length, and that many bytes.
     fn bytes(
         &self,
         len: unsafe extern "C" fn(Handle, *mut usize) -> c_int,
@@ -246,7 +245,7 @@ impl Program<'_> {
             return Vec::new();
         }
         let mut all = vec![0_u8; num_bytes];
-        // SAFETY: there is room for as many bytes as were told.
+        // SAFETY: the buffer has the reported length.
         if unsafe { bytes(self.handle, all.as_mut_ptr().cast()) } != 0 {
             return Vec::new();
         }
@@ -264,8 +263,8 @@ impl Drop for Program<'_> {
 /// Names of the library, the newest first.
 const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
 
-/// Where the library may be, in the order in which to try: the folder of the variable alone if there is one; what the
-/// system finds; the toolkit's folders; those of Python packages.
+/// Candidates for the library's path, in order: only the folder of the variable if it is set; otherwise the system's
+/// search, the toolkit's folders, and those of Python packages.
 fn candidates() -> Vec<PathBuf> {
     let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let in_folder =
@@ -299,7 +298,7 @@ fn is_python(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python3"))
 }
 
-/// What is in a folder, in the order of names, if it can be read.
+/// The entries of a folder in the order of names, if it is readable.
 fn entries(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten();
     let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -307,7 +306,7 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// The library of built-in functions beside the compiler.
+/// The library of built-in functions next to the compiler.
 fn helper(path: &Path) -> Option<PathBuf> {
     let folder = path.parent().filter(|folder| folder.is_absolute())?;
     entries(folder).into_iter().find(|path| {

@@ -1,4 +1,4 @@
-//! Compiled kernels: from the cache in the user's folder, or else by the run-time compiler.
+//! Compiled kernels: from the cache in the user's folder, or else from the run-time compiler.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -17,7 +17,7 @@ use super::source::{HEADERS, Program, program};
 use crate::ops::gpu::device::{Constant, Library, Pipeline, PipelineLimits};
 use crate::{Error, Result};
 
-/// How programs are compiled: products that are added may become one operation, as in the kernels of other GPUs.
+/// Compiler options: `a * b + c` may become one operation, as in the kernels of other GPUs.
 pub(super) const OPTIONS: [&str; 3] = ["--std=c++17", "-default-device", "--extra-device-vectorization"];
 
 type Key = (&'static str, String, Vec<Constant>);
@@ -27,10 +27,10 @@ type Key = (&'static str, String, Vec<Constant>);
 pub(super) struct Pipelines {
     device: Arc<Device>,
     compiler: &'static Nvrtc,
-    /// Where compiled kernels are kept from one start to the next, if anywhere.
+    /// The folder of compiled kernels, which is kept between starts, if there is one.
     cache: Option<PathBuf>,
-    /// A place for each kernel; whoever compiles it holds it meanwhile.
-    places: Mutex<HashMap<Key, Arc<Mutex<Option<Pipeline>>>>>,
+    /// A slot for each kernel; the thread that compiles it holds its lock meanwhile.
+    slots: Mutex<HashMap<Key, Arc<Mutex<Option<Pipeline>>>>>,
     loaded: Mutex<Vec<Loaded>>,
 }
 
@@ -50,12 +50,12 @@ impl Pipelines {
             device: Arc::clone(device),
             compiler,
             cache: cache.map(Path::to_owned),
-            places: Mutex::default(),
+            slots: Mutex::default(),
             loaded: Mutex::default(),
         }
     }
 
-    /// The kernel behind a pipeline.
+    /// The kernel of a pipeline.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Internal`] if it is another device's.
@@ -75,9 +75,9 @@ impl Pipelines {
         constants: &[Constant],
     ) -> Result<Pipeline> {
         let key = (library.name, name.to_owned(), constants.to_vec());
-        let place = Arc::clone(lock(&self.places).entry(key).or_default());
-        let mut place = lock(&place);
-        if let Some(pipeline) = *place {
+        let slot = Arc::clone(lock(&self.slots).entry(key).or_default());
+        let mut slot = lock(&slot);
+        if let Some(pipeline) = *slot {
             return Ok(pipeline);
         }
         let program = program(library, name, constants)?;
@@ -86,11 +86,11 @@ impl Pipelines {
         let mut loaded = lock(&self.loaded);
         let pipeline = Pipeline { index: loaded.len(), limits };
         loaded.push(Loaded { name: name.into(), function });
-        *place = Some(pipeline);
+        *slot = Some(pipeline);
         Ok(pipeline)
     }
 
-    /// What the driver loads, made by this compiler now or before.
+    /// The image for the driver, compiled by this compiler now or earlier.
     fn image(&self, name: &str, program: &Program) -> Result<Vec<u8>> {
         let target = self.compiler.target(self.device.architecture);
         let mut hash = Xxh3::new();
@@ -108,7 +108,7 @@ impl Pipelines {
         }
         let image = self.compiler.compile(name, &program.text, &HEADERS, target, &OPTIONS)?.image;
         if let Some(path) = path {
-            // Without a cache everything works, only later.
+            // Without a cache, only the start is slower.
             drop(write(&path, &image));
         }
         Ok(image)
@@ -117,7 +117,7 @@ impl Pipelines {
     fn load(&self, name: &str, entry: &str, image: &[u8]) -> Result<(CUfunction, PipelineLimits)> {
         self.device.enter()?;
         let doing = format!("loading {name}");
-        // SAFETY: the image is whole, by its own header or by the zero behind its text. The module is never unloaded.
+        // SAFETY: the image is complete, by its own header or by the zero after its text. The module is never unloaded.
         let module = unsafe { module::load_data(image.as_ptr().cast()) }.doing(&doing)?;
         let entry = CString::new(entry).map_err(|error| Error::internal(error.to_string()))?;
         // SAFETY: the module was just loaded.
@@ -147,7 +147,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The bytes in front of an image in the cache: their hash, so that a file that was cut off is made anew.
+/// The bytes before an image in the cache: its hash, so that a truncated file is compiled anew.
 const HASH_BYTES: usize = 16;
 
 fn read(path: &Path) -> Option<Vec<u8>> {
@@ -157,7 +157,7 @@ fn read(path: &Path) -> Option<Vec<u8>> {
     (xxhash_rust::xxh3::xxh3_128(&bytes).to_le_bytes() == hash).then_some(bytes)
 }
 
-/// A file appears whole or not at all, so that processes need not know of each other.
+/// Writes a file atomically, so that processes need no other coordination.
 fn write(path: &Path, image: &[u8]) -> std::io::Result<()> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     if let Some(folder) = path.parent() {

@@ -1,10 +1,10 @@
-//! Launches that come again in the same order are queued by one call.
+//! Queues launches that repeat in the same order with one call.
 //!
-//! Queueing a kernel takes the host some microseconds, and a step of a small model has more than a hundred of them, which
-//! take the GPU little longer. What is launched between two commits is a *sequence*. One that has come a few times becomes
-//! a graph of the driver's. From then on its launches are held back while they are those of the graph; at the commit, the
-//! graph gets the arguments that differ and is queued as a whole. If a launch is another one, or something else needs the
-//! queue, what was held back is queued one by one: nothing is ever lost or in another order.
+//! Queueing a kernel takes the host some microseconds. A step of a small model has more than a hundred kernels, which
+//! take the GPU hardly longer. The launches between two commits are a *sequence*. After a few repeats, a sequence
+//! becomes a graph of the driver's. From then on its launches are held back while they match the graph; at the commit,
+//! the graph gets the arguments that differ and is queued as a whole. If a launch differs, or if other work needs the
+//! queue, the launches that were held back are queued one by one: none is lost or reordered.
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -12,47 +12,47 @@ use std::ops::Range;
 
 use crate::Result;
 
-/// How often a sequence has to come before it becomes a graph, which takes as long as some steps.
+/// Repeats of a sequence before it becomes a graph, which costs as much as some steps.
 const MIN_REPEATS: usize = 3;
 
-/// Launches that are worth a graph.
+/// Minimum launches of a graph.
 const MIN_LAUNCHES: usize = 16;
 
-/// A sequence that is longer, or has no commit, is not remembered.
+/// Maximum launches of a sequence; longer ones, or those without a commit, are not remembered.
 const MAX_LAUNCHES: usize = 1 << 13;
 
 /// Sequences whose repeats are counted.
 const MAX_COUNTED: usize = 16;
 
-/// Graphs that are kept; the one that was not used for the longest time goes.
+/// Maximum graphs; the least recently used one is dropped.
 const MAX_GRAPHS: usize = 48;
 
-/// Launches whose arguments are replaced before it is better to have another graph of the same kernels, as for the lists of
-/// every other step, and how many such graphs there may be.
+/// Maximum launches whose arguments are replaced. Beyond it, another graph of the same kernels is better, as for
+/// metadata that alternates between steps. The second is the maximum number of such graphs.
 const MAX_REPLACED: usize = 8;
 const MAX_TWINS: usize = 4;
 
-/// A launch but for its arguments.
+/// A launch without its arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Call<F> {
     pub(super) function: F,
     pub(super) grid: [u32; 3],
     pub(super) num_threads: u32,
-    /// Bytes of threadgroup memory.
+    /// Bytes of shared memory.
     pub(super) memory: u32,
 }
 
 /// Launches in their order.
 #[derive(Debug, Clone)]
-pub(super) struct Sequence<F> {
+pub(super) struct LaunchSequence<F> {
     calls: Vec<Call<F>>,
-    /// The arguments of all calls, one behind the other.
+    /// The arguments of all calls, one after the other.
     words: Vec<u64>,
-    /// Where those of each call end.
+    /// The end of each call's arguments.
     ends: Vec<usize>,
 }
 
-impl<F: Copy + Eq + Hash> Sequence<F> {
+impl<F: Copy + Eq + Hash> LaunchSequence<F> {
     fn new() -> Self {
         Self { calls: Vec::new(), words: Vec::new(), ends: Vec::new() }
     }
@@ -82,7 +82,7 @@ impl<F: Copy + Eq + Hash> Sequence<F> {
         (self.calls[index], &self.words[self.words_of(index)])
     }
 
-    /// The launches whose arguments differ, of sequences with the same calls.
+    /// The launches whose arguments differ, for sequences with the same calls.
     fn differing(&self, other: &Self) -> Vec<usize> {
         (0..self.len()).filter(|index| self.get(*index).1 != other.get(*index).1).collect()
     }
@@ -94,23 +94,23 @@ impl<F: Copy + Eq + Hash> Sequence<F> {
     }
 }
 
-/// What launches kernels and makes graphs of them.
+/// Launches kernels and makes graphs of them.
 pub(super) trait Launcher {
     /// A compiled kernel.
     type Function: Copy + Eq + Hash;
     /// A graph that can be queued.
     type Graph;
 
-    /// Whether it has graphs.
+    /// Whether it supports graphs.
     fn has_graphs(&self) -> bool;
 
     /// Queues a launch.
     fn launch(&self, call: &Call<Self::Function>, arguments: &[u64]) -> Result<()>;
 
     /// A graph of these launches. Nothing is queued.
-    fn build(&self, sequence: &Sequence<Self::Function>) -> Result<Self::Graph>;
+    fn build(&self, sequence: &LaunchSequence<Self::Function>) -> Result<Self::Graph>;
 
-    /// Replaces the arguments of launch `index` of a graph, for the times that it is queued from now on.
+    /// Replaces the arguments of launch `index` of a graph, for later uses.
     fn replace(
         &self,
         graph: &mut Self::Graph,
@@ -122,34 +122,34 @@ pub(super) trait Launcher {
     /// Queues a graph.
     fn replay(&self, graph: &Self::Graph) -> Result<()>;
 
-    /// Destroys a graph, which may be queued.
+    /// Destroys a graph, which may still be queued.
     fn destroy(&self, graph: Self::Graph) -> Result<()>;
 }
 
 struct Kept<L: Launcher> {
     graph: L::Graph,
     /// The launches with their latest arguments.
-    sequence: Sequence<L::Function>,
+    sequence: LaunchSequence<L::Function>,
     last_use: u64,
 }
 
-/// What becomes of the launches since the last commit.
+/// The state of the launches since the last commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// They are held back: those of the graph with this number are the same so far.
+    /// They are held back: so far they match the graph with this number.
     Held(usize),
     /// They were queued one by one, and may become a graph.
     Queued,
-    /// They are not a whole sequence.
+    /// They are an incomplete sequence.
     Broken,
 }
 
 /// The launches since the last commit, and the graphs.
 pub(super) struct Repeated<L: Launcher> {
     state: State,
-    current: Sequence<L::Function>,
+    current: LaunchSequence<L::Function>,
     graphs: Vec<Kept<L>>,
-    /// Hashes of sequences, and how often they came, the latest ones behind.
+    /// Hashes of sequences with their counts, in the order of last use.
     counted: VecDeque<(u64, usize)>,
     num_uses: u64,
 }
@@ -164,7 +164,7 @@ impl<L: Launcher> Default for Repeated<L> {
     fn default() -> Self {
         Self {
             state: State::Held(0),
-            current: Sequence::new(),
+            current: LaunchSequence::new(),
             graphs: Vec::new(),
             counted: VecDeque::new(),
             num_uses: 0,
@@ -176,7 +176,7 @@ impl<L: Launcher> Repeated<L> {
     /// A launch.
     ///
     /// # Errors
-    /// Of this launch or of one that was held back.
+    /// Those of this launch or of one that was held back.
     pub(super) fn push(&mut self, launcher: &L, call: Call<L::Function>, arguments: &[u64]) -> Result<()> {
         if self.current.len() >= MAX_LAUNCHES {
             self.give_up(launcher)?;
@@ -201,10 +201,10 @@ impl<L: Launcher> Repeated<L> {
         }
     }
 
-    /// Queues what was held back, because something else comes before the commit.
+    /// Queues the launches that were held back, because other work comes before the commit.
     ///
     /// # Errors
-    /// Of a launch.
+    /// Those of a launch.
     pub(super) fn give_up(&mut self, launcher: &L) -> Result<()> {
         if self.current.len() == 0 {
             return Ok(());
@@ -218,10 +218,10 @@ impl<L: Launcher> Repeated<L> {
         result
     }
 
-    /// The end of a sequence: all of it is queued when this returns.
+    /// Ends a sequence: all of it is queued when this returns.
     ///
     /// # Errors
-    /// Of a launch or a graph.
+    /// Those of a launch or a graph.
     pub(super) fn commit(&mut self, launcher: &L) -> Result<()> {
         let result = match self.state {
             State::Held(_) if self.current.len() > 0 => self.end_held(launcher),
@@ -233,7 +233,7 @@ impl<L: Launcher> Repeated<L> {
         result
     }
 
-    /// A graph whose launches begin like the current ones; `first` did before the last launch came.
+    /// A graph that begins with the current launches; `first` did before the last launch.
     fn like_current(&self, first: usize) -> Option<usize> {
         let len = self.current.len();
         let last = self.current.calls.last();
@@ -257,7 +257,7 @@ impl<L: Launcher> Repeated<L> {
             twins.map(|(index, kept)| (index, kept.sequence.differing(&self.current))).collect();
         let num_twins = twins.len();
         let Some((index, differing)) = twins.into_iter().min_by_key(|(_, differing)| differing.len()) else {
-            // They are only the beginning of one.
+            // They are only a prefix of the graph.
             self.launch_current(launcher)?;
             return self.remember(launcher);
         };
@@ -278,14 +278,14 @@ impl<L: Launcher> Repeated<L> {
         launcher.replay(&self.graphs[index].graph)
     }
 
-    /// Counts the current sequence, which was queued one by one, and makes a graph of it if it has come often enough.
+    /// Counts the current sequence, which was queued one by one, and makes a graph of it after enough repeats.
     fn remember(&mut self, launcher: &L) -> Result<()> {
         if self.current.len() < MIN_LAUNCHES || !launcher.has_graphs() {
             return Ok(());
         }
         let hash = self.current.hash();
-        let place = self.counted.iter().position(|(counted, _)| *counted == hash);
-        let count = 1 + place.and_then(|place| self.counted.remove(place)).map_or(0, |(_, count)| count);
+        let index = self.counted.iter().position(|(counted, _)| *counted == hash);
+        let count = 1 + index.and_then(|index| self.counted.remove(index)).map_or(0, |(_, count)| count);
         if count >= MIN_REPEATS {
             self.keep(launcher)?;
             return Ok(());
@@ -297,7 +297,7 @@ impl<L: Launcher> Repeated<L> {
         Ok(())
     }
 
-    /// Makes a graph of the current sequence and gives its number.
+    /// Makes a graph of the current sequence and returns its number.
     fn keep(&mut self, launcher: &L) -> Result<usize> {
         if self.graphs.len() >= MAX_GRAPHS {
             let oldest = (0..self.graphs.len()).min_by_key(|index| self.graphs[*index].last_use).unwrap_or(0);
@@ -318,7 +318,7 @@ mod tests {
 
     use super::*;
 
-    /// Notes what is queued.
+    /// Records queued work.
     #[derive(Default)]
     struct Notes {
         launched: RefCell<Vec<(Call<u8>, Vec<u64>)>>,
@@ -339,7 +339,7 @@ mod tests {
             Ok(())
         }
 
-        fn build(&self, sequence: &Sequence<u8>) -> Result<Self::Graph> {
+        fn build(&self, sequence: &LaunchSequence<u8>) -> Result<Self::Graph> {
             *self.num_graphs.borrow_mut() += 1;
             let all = (0..sequence.len()).map(|index| sequence.get(index));
             Ok(all.map(|(call, arguments)| (call, arguments.to_vec())).collect())
@@ -373,7 +373,7 @@ mod tests {
         Call { function, grid: [1, 2, 3], num_threads: 32, memory: 0 }
     }
 
-    /// A step of `len` kernels whose arguments are those of a slot, but for one, which is another one each time.
+    /// A step of `len` kernels whose arguments are those of a slot, except one that always differs.
     fn step(repeated: &mut Repeated<Notes>, notes: &Notes, len: usize, slot: u64, time: u64) {
         for index in 0..len {
             let own = if index == 0 { time } else { slot };
@@ -426,7 +426,7 @@ mod tests {
     }
 
     proptest! {
-        /// Everything is queued once and in its order, when it has to be.
+        /// Every launch is queued once, in order and on time.
         #[test]
         fn nothing_is_lost_or_moved(
             steps in prop::collection::vec((0..4_usize, 0..3_u64, prop::option::of(0..25_usize)), 1..60),
@@ -434,7 +434,7 @@ mod tests {
             let (mut repeated, notes) = (Repeated::default(), Notes::default());
             let mut expected = Vec::new();
             for (time, (kind, slot, interrupted)) in steps.into_iter().enumerate() {
-                // Some begin alike, and one is the beginning of another.
+                // Some have a common prefix, and one is a prefix of another.
                 let len = [20, 24, 18, 24][kind];
                 for index in 0..len {
                     let function = if kind == 3 && index > 10 { 100 + index } else { index };

@@ -1,17 +1,16 @@
-//! From a library of kernels to a program for NVIDIA's run-time compiler with one of its kernels.
+//! Converts a library of kernels to a program for NVIDIA's run-time compiler with one of its kernels.
 //!
-//! The headers in `msl` are Metal's library in CUDA, and what is a keyword there is a macro. Four things are left that no
-//! header can do, and they are done here, line by line, so that every message of the compiler names the line of the
-//! `.metal` file: function constants get their value, arrays in threadgroup memory their keyword, loops the pragma
-//! that this compiler knows, and attributes go. How a kernel's parameters are bound, which they say, becomes a list
-//! that `msl/entry_cuda.hpp` reads.
+//! The headers in `msl` are Metal's library in CUDA, with macros for keywords. Four changes that no header can make are
+//! made here, line by line, so that the compiler's messages name lines of the `.metal` file: function constants get
+//! their value, arrays in shared memory their keyword, loops this compiler's pragma, and attributes are removed. The
+//! attributes that bind a kernel's parameters become a list for `msl/entry_cuda.hpp`.
 
 use std::fmt::Write as _;
 
 use crate::ops::gpu::device::{Constant, Library};
 use crate::{Error, Result};
 
-/// What the headers include, by name.
+/// The headers by name.
 pub(super) const HEADERS: [(&str, &str); 14] = [
     ("cuda.hpp", include_str!("../msl/cuda.hpp")),
     ("platform_cuda.hpp", include_str!("../msl/platform_cuda.hpp")),
@@ -29,8 +28,8 @@ pub(super) const HEADERS: [(&str, &str); 14] = [
     ("built_ins.hpp", include_str!("../msl/built_ins.hpp")),
 ];
 
-/// What a kernel knows about its place in the grid, in the order of `msl/built_ins.hpp`.
-const PLACES: [&str; 12] = [
+/// Built-in values of a kernel, in the order of `msl/built_ins.hpp`.
+const BUILT_INS: [&str; 12] = [
     "thread_position_in_grid",
     "thread_position_in_threadgroup",
     "threadgroup_position_in_grid",
@@ -45,23 +44,23 @@ const PLACES: [&str; 12] = [
     "thread_execution_width",
 ];
 
-/// Most threads of a threadgroup where a library does not say, so that a thread may have as many registers as one of an
-/// Apple GPU: 128.
+/// Maximum threads of a thread block if a library does not give it: a thread may then have as many registers as on an
+/// Apple GPU, 128.
 const MAX_THREADS: usize = 512;
 
 /// A kernel for the compiler.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Program {
-    /// All of it but the headers.
+    /// The source without the headers.
     pub(super) text: String,
-    /// What the compiled kernel is called.
+    /// The name of the compiled kernel.
     pub(super) entry: String,
 }
 
 /// The kernel `function` of a library, for these function constants.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Internal`] with the line, if the library has something that this does not understand.
+/// [`crate::ErrorKind::Internal`] with the line, if the library uses an unknown construct.
 pub(super) fn program(library: &Library, function: &str, constants: &[Constant]) -> Result<Program> {
     let source = library.text();
     let wrong =
@@ -89,7 +88,7 @@ pub(super) fn program(library: &Library, function: &str, constants: &[Constant])
     for line in source.lines() {
         let start = line.trim_start();
         if start.starts_with("#include <metal_") {
-            // The headers are there already.
+            // The headers are included already.
         } else if let Some(pragma) = start.strip_prefix("#pragma clang loop ") {
             match unrolling(pragma) {
                 Some(unrolling) => text.push_str(&unrolling),
@@ -124,11 +123,11 @@ pub(super) fn program(library: &Library, function: &str, constants: &[Constant])
 struct Kernel {
     name: String,
     is_template: bool,
-    /// `{kind, index}` for each, as `msl/built_ins.hpp` numbers them.
+    /// `{kind, index}` for each, with the numbers of `msl/built_ins.hpp`.
     parameters: String,
 }
 
-/// The kernels of a source: `[[kernel]] void name(…) {`, each parameter with an attribute that says how it is bound.
+/// The kernels of a source: `[[kernel]] void name(…) {`, where an attribute binds each parameter.
 fn kernels(source: &str) -> Result<Vec<Kernel>, String> {
     const HEAD: &str = "\n[[kernel]] void ";
     let mut kernels = Vec::new();
@@ -147,7 +146,7 @@ fn kernels(source: &str) -> Result<Vec<Kernel>, String> {
             let (kind, index) = match what {
                 "buffer" => bound(0)?,
                 "threadgroup" => bound(1)?,
-                _ => (2, PLACES.iter().position(|place| *place == what).ok_or_else(unknown)?),
+                _ => (2, BUILT_INS.iter().position(|name| *name == what).ok_or_else(unknown)?),
             };
             _ = write!(parameters, "{{{kind}, {index}}}, ");
         }
@@ -161,7 +160,7 @@ fn kernels(source: &str) -> Result<Vec<Kernel>, String> {
     Ok(kernels)
 }
 
-/// `unroll(full)` and the like as a pragma of this compiler.
+/// `unroll(full)` and its variants as a pragma of this compiler.
 fn unrolling(pragma: &str) -> Option<String> {
     let (how, number) = pragma.trim_end().strip_suffix(')')?.split_once('(')?;
     match (how, number) {
@@ -172,8 +171,8 @@ fn unrolling(pragma: &str) -> Option<String> {
     }
 }
 
-/// `constant kind name [[function_constant(index)]];` with its value. The host sets none that the wanted kernel does not
-/// use: those are zero.
+/// `constant kind name [[function_constant(index)]];` with its value. Constants that the host does not set are unused
+/// by the kernel: those are zero.
 fn function_constant(line: &str, constants: &[Constant]) -> Option<String> {
     let (declared, _) = line.split_once("[[function_constant(")?;
     let value = value_of(line, constants)?;
@@ -191,13 +190,13 @@ fn value_of(line: &str, constants: &[Constant]) -> Option<String> {
     Some(value.unwrap_or_else(|| "0".to_owned()))
 }
 
-/// Whether `threadgroup` declares memory, and not a pointer or a reference to some: what follows is `type name[…];`.
+/// Whether `threadgroup` declares memory, and not a pointer or a reference to it: `type name[…];` follows.
 fn is_array(rest: &str) -> bool {
     let head = rest.split(['[', ';', '=', '(']).next().unwrap_or_default();
     rest[head.len()..].starts_with('[') && !head.contains(['*', '&'])
 }
 
-/// A line without its attributes; none if one does not end in it.
+/// A line without its attributes; none if an attribute continues on the next line.
 fn without_attributes(line: &str) -> Option<String> {
     let mut parts = line.split("[[");
     let mut text = parts.next()?.to_owned();

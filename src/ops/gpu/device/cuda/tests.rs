@@ -1,4 +1,4 @@
-//! What needs no GPU: from the kernels' text to code, with the compiler where there is one.
+//! Tests without a GPU: from the kernels' source to code, with the compiler if there is one.
 
 use std::env;
 
@@ -126,14 +126,13 @@ fn attention(has_spans: bool, head_dim: u16, value_dim: u16) -> Vec<Constant> {
     vec![Constant::Bool(0, has_spans), Constant::U16(3, head_dim), Constant::U16(4, value_dim)]
 }
 
-/// Bytes that a kernel writes to memory because it has no register for them.
+/// Bytes that a kernel spills to memory.
 fn spills(messages: &str) -> usize {
     let (before, _) = messages.split_once(" bytes spill stores").unwrap();
     before.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
-/// Scores and results of all rows are in registers, as many as a thread can have; the compiler may find no place for a
-/// value or two.
+/// Scores and results of all rows take all registers of a thread; the compiler may spill a value or two.
 #[test]
 fn attention_of_prompts_keeps_everything_in_registers() {
     let Some(compiler) = compiler() else { return };
@@ -152,31 +151,31 @@ fn attention_of_prompts_keeps_everything_in_registers() {
     }
 }
 
-/// That products are waited for one by one is a message and no error of the compiler's.
+/// The compiler reports serialised matmuls as a message, not as an error.
 #[test]
-fn products_with_many_rows_stay_under_way() {
+fn gemms_with_many_rows_stay_in_flight() {
     let Some(compiler) = compiler() else { return };
     let formats = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "Q4_K_Q6_K"];
     let names = formats.iter().map(|format| format!("many_rows_{format}_256"));
     let others = ["many_rows_swiglu_Q4_0_64", "many_rows_swiglu_F16_128", "many_rows_F16_64"];
-    // Added to what is there.
-    let constants = |num_parts, cluster| {
+    // Added to the previous values.
+    let constants = |num_k_splits, cluster| {
         let flags = (0..5).map(|index| Constant::Bool(index, index == 2));
-        flags.chain([Constant::U16(6, num_parts), Constant::U16(7, cluster)]).collect::<Vec<_>>()
+        flags.chain([Constant::U16(6, num_k_splits), Constant::U16(7, cluster)]).collect::<Vec<_>>()
     };
     for name in names.chain(others.map(str::to_owned)) {
         let clusters: &[u16] = if name.contains("F16") { &[0, 2] } else { &[0] };
-        let all_parts: &[u16] = if name.contains("swiglu") { &[1] } else { &[1, 4] };
-        for (&num_parts, &cluster) in
-            all_parts.iter().flat_map(|parts| clusters.iter().map(move |cluster| (parts, cluster)))
+        let all_k_splits: &[u16] = if name.contains("swiglu") { &[1] } else { &[1, 4] };
+        for (&num_k_splits, &cluster) in
+            all_k_splits.iter().flat_map(|k_splits| clusters.iter().map(move |cluster| (k_splits, cluster)))
         {
-            let messages = compile(compiler, &name, &constants(num_parts, cluster), compiler.target(90));
-            println!("{name} {num_parts} {cluster}: {messages}");
-            // Behind the loop, what is added to takes more registers than there are.
+            let messages = compile(compiler, &name, &constants(num_k_splits, cluster), compiler.target(90));
+            println!("{name} {num_k_splits} {cluster}: {messages}");
+            // After the loop, the previous values take more registers than there are.
             assert!(spills(&messages) <= 128 && !messages.contains("serialized"), "{name}: {messages}");
         }
     }
-    // Where the instruction is not, and where clusters are all the same.
+    // GPUs without the instruction, with clusters anyway.
     for (name, cluster) in [("many_rows_Q4_0_128", 0), ("many_rows_F16_128", 2)] {
         for target in [Target::Gpu(80), compiler.target(120)] {
             compile(compiler, name, &constants(1, cluster), target);
@@ -184,15 +183,15 @@ fn products_with_many_rows_stay_under_way() {
     }
 }
 
-/// With a norm and all activations in threadgroup memory.
+/// With a norm and all activations in shared memory.
 fn few(num_stages: u16) -> Vec<Constant> {
     let flags = (0..6).map(|index| Constant::Bool(index, index == 0 || index == 5));
     flags.chain([Constant::U16(6, num_stages), Constant::U16(7, 4)]).collect()
 }
 
-/// The compiler would rather save registers for a second threadgroup of a core, which takes a quarter longer.
+/// The compiler would save registers for a second thread block of an SM, which takes a quarter longer.
 #[test]
-fn products_of_a_row_have_the_registers_that_they_want() {
+fn gemvs_have_the_registers_that_they_want() {
     let Some(compiler) = compiler() else { return };
     for format in ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16"] {
         for name in [format!("few_rows_{format}_1"), format!("few_rows_swiglu_{format}_1")] {
@@ -207,17 +206,17 @@ fn products_of_a_row_have_the_registers_that_they_want() {
 
 /// Sums of slices, of quarters, of halves and of all.
 #[test]
-fn products_of_several_rows_fit_in_registers() {
+fn gemms_of_several_rows_fit_in_registers() {
     let Some(compiler) = compiler() else { return };
     let flags = || (0..5).map(|index| Constant::Bool(index, index == 0));
     for format in ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "Q4_K_Q6_K"] {
-        for num_parts in [1, 4] {
+        for num_k_splits in [1, 4] {
             let constants: Vec<_> =
-                flags().chain([Constant::U16(5, num_parts), Constant::U16(6, 4)]).collect();
+                flags().chain([Constant::U16(5, num_k_splits), Constant::U16(6, 4)]).collect();
             let name = format!("several_rows_{format}_8");
             let messages = compile(compiler, &name, &constants, compiler.target(90));
-            println!("{name} {num_parts}: {messages}");
-            // Once for a slice, not for each product.
+            println!("{name} {num_k_splits}: {messages}");
+            // Once per slice, not for each matmul.
             assert!(spills(&messages) <= 128, "{name}: {messages}");
         }
     }
@@ -235,9 +234,9 @@ fn kernels_compile_for_gpus_that_it_knows_and_that_it_does_not() {
         ("few_rows_Q4_K_Q6_K_2", few(2)),
         ("few_rows_swiglu_F16_2", few(3)),
         ("several_rows_swiglu_Q8_0_4", few(4)),
-        ("add_parts", vec![Constant::U16(5, 2)]),
-        ("round_in_order_two_apart", flags(1)),
-        ("round_rows_two_apart", flags(1)),
+        ("reduce_splits", vec![Constant::U16(5, 2)]),
+        ("pack_in_order_two_apart", flags(1)),
+        ("pack_rows_two_apart", flags(1)),
         ("flash_attention_f16_64_32", flash),
         ("paged_attention_bf16_4_16", Vec::new()),
         ("paged_attention_merge", Vec::new()),
@@ -270,7 +269,7 @@ fn kernels_compile_for_gpus_that_it_knows_and_that_it_does_not() {
     assert!(error.message().contains("no_such_type") && error.message().contains("rows.metal("), "{error}");
 }
 
-/// The engine goes on after the others, and ends after these.
+/// The engine continues after the others, and ends after these.
 #[test]
 fn a_gpu_is_lost_for_good_or_not_at_all() {
     for lost in [

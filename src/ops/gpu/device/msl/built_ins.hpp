@@ -1,5 +1,4 @@
-// The numbers that the rewriter gives to kinds of parameters and to built-in values, in the order of its
-// table.
+// The rewriter's numbers for kinds of parameters and for built-in values, in the order of its table.
 #pragma once
 
 enum { MSL_BUFFER = 0, MSL_THREADGROUP = 1, MSL_BUILT_IN = 2 };

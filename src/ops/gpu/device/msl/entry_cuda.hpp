@@ -1,9 +1,9 @@
-// How a kernel is entered. The structure behind buffer(0) and the addresses of the other buffers are one structure, which
-// is what the kernel is launched with; the host's side is `cuda/mod.rs`.
+// Kernel entry points. The structure of buffer(0) and the addresses of the other buffers form one structure, the
+// kernel's launch argument; the host's side is `cuda/mod.rs`.
 //
-// `cuda/source.rs` defines, for each kernel of a file, MSL_PARAMETERS_<kernel> as the list of its parameters, and says
-// which kernel is wanted by MSL_WANTED_<name>: the others are not entered and not compiled. MSL_WAITS_ITSELF is whether it
-// waits itself for what earlier kernels write.
+// For each kernel of a file, `cuda/source.rs` defines MSL_PARAMETERS_<kernel> as the list of its parameters, and
+// selects a kernel with MSL_WANTED_<name>: the others are not compiled. MSL_WAITS_ITSELF is whether the kernel waits
+// for earlier kernels' writes itself.
 #pragma once
 #include "built_ins.hpp"
 
@@ -13,7 +13,7 @@ namespace metal {
 struct MslParameter {
   int kind, index;
 };
-// Bytes of the structure behind buffer(0), the first parameter.
+// Bytes of the structure of buffer(0), the first parameter.
 template <class P>
 struct msl_size;
 template <class A, class... P>
@@ -31,10 +31,10 @@ METAL_FUNC unsigned msl_argument_value(int built_in, int c) {
   const unsigned group[3] = {blockIdx.x, blockIdx.y, blockIdx.z};
   const unsigned groups[3] = {gridDim.x, gridDim.y, gridDim.z};
   const unsigned threads[3] = {blockDim.x, 1, 1};
-  const unsigned place[3] = {index, 0, 0};
+  const unsigned indices[3] = {index, 0, 0};
   switch (built_in) {
-    case MSL_THREAD_IN_GRID: return group[c] * threads[c] + place[c];
-    case MSL_THREAD_IN_THREADGROUP: return place[c];
+    case MSL_THREAD_IN_GRID: return group[c] * threads[c] + indices[c];
+    case MSL_THREAD_IN_THREADGROUP: return indices[c];
     case MSL_THREADGROUP_IN_GRID: return group[c];
     case MSL_THREADGROUPS_PER_GRID: return groups[c];
     case MSL_THREADS_PER_GRID: return groups[c] * threads[c];
@@ -126,5 +126,5 @@ constexpr int msl_num_buffers(const MslParameter* parameters, int count) {
 #define MSL_PLAIN_1(KERNEL) MSL_ENTRY(KERNEL, KERNEL, MSL_PARAMETERS_##KERNEL)
 #define INSTANCE(NAME, KERNEL, ...) \
   MSL_JOIN(MSL_INSTANCE_, MSL_IS_WANTED(MSL_WANTED_##NAME))(NAME, KERNEL, __VA_ARGS__)
-// A kernel that is no template.
+// A kernel that is not a template.
 #define MSL_PLAIN(KERNEL) MSL_JOIN(MSL_PLAIN_, MSL_IS_WANTED(MSL_WANTED_##KERNEL))(KERNEL)

@@ -1,7 +1,7 @@
-// <metal_math>, <metal_integer>, <metal_relational> and <metal_geometric>, as far as kernels may want them.
+// <metal_math>, <metal_integer>, <metal_relational> and <metal_geometric>, as far as kernels use them.
 //
-// There is one overload for each type, so that a call with mixed types is ambiguous, as it is for Apple's
-// compiler, and none for bfloat: kernels convert to float.
+// Each type has one overload, so a call with mixed types is ambiguous, as with Apple's compiler. bfloat has none:
+// kernels convert to float.
 #pragma once
 
 namespace metal {
@@ -24,7 +24,7 @@ inline T as_type(U from) {
   }
 #endif
 
-// Functions of one number, rounded from float: `value` is an expression of x.
+// Functions of one argument, rounded from float: `value` is an expression of x.
 #define MSL_UNARY(name, value)                              \
   inline float name(float x) { return value; }              \
   inline half name(half number) {                           \
@@ -60,7 +60,7 @@ MSL_UNARY(saturate, MSL_MATH(fminf)(MSL_MATH(fmaxf)(x, 0.0f), 1.0f))
 #undef MSL_UNARY
 #undef MSL_OF_SWIZZLE
 
-// Functions of two numbers.
+// Functions of two arguments.
 #define MSL_BINARY(name, value)                                \
   inline float name(float x, float y) { return value; }        \
   inline half name(half a, half b) {                           \

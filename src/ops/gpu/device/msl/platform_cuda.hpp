@@ -1,5 +1,5 @@
-// Keywords, scalar types and constants, for NVIDIA's run-time compiler. Everything but the keywords is in `metal`, where
-// the kernels are too, so that its own functions with the same names do not get in the way.
+// Keywords, scalar types and constants, for NVIDIA's run-time compiler. Everything but the keywords is in `metal`, like
+// the kernels, so that the compiler's functions with the same names do not conflict.
 #pragma once
 
 #define device
@@ -44,7 +44,7 @@ METAL_FUNC int msl_popcount(uint x) { return __popc(int(x)); }
 METAL_FUNC int msl_clz(uint x) { return __clz(int(x)); }
 METAL_FUNC int msl_ctz(uint x) { return __ffs(int(x)) - 1; }
 
-// Numbers of 16 bits compute as floats and round when they are stored, to nearest, ties to even.
+// 16-bit floats compute as floats and are rounded when they are stored, to nearest, ties to even.
 struct half {
   ushort bits;
   half() = default;

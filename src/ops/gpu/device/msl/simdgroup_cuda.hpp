@@ -2,9 +2,9 @@
 #pragma once
 
 namespace metal {
-// Which of the GPU's lanes stands for a lane, and the reverse. Where a library has matrices, lanes are numbered so
-// that each has the values of a matrix that this GPU's own instructions want it to have. Both only move bits, so the
-// number of `a ^ b` is that of `a` ^ that of `b`.
+// Maps a lane to the GPU's lane, and back. If a library uses matrices, lanes are numbered so that each has the values
+// of a matrix that the GPU's instructions assign to it. Both functions only move bits, so the number of `a ^ b` is that
+// of `a` ^ that of `b`.
 #if defined(MSL_MATRICES)
 METAL_FUNC int msl_own_lane(int lane) { return (lane & 17) | (lane & 8) >> 2 | (lane & 6) << 1; }
 METAL_FUNC int msl_lane_of(int own) { return (own & 17) | (own & 2) << 2 | (own & 12) >> 1; }
@@ -17,8 +17,8 @@ METAL_FUNC int msl_lane() {
   asm("mov.u32 %0, %%laneid;" : "=r"(own));
   return msl_lane_of(own);
 }
-// Kernels are launched while the one before them still works. Here one waits for what that has written; what it reads
-// before are weights.
+// Kernels are launched while the previous one still runs. This waits for its writes; a kernel reads only weights before
+// it.
 METAL_FUNC void msl_wait_for_inputs(bool is_needed = true) {
 #if __CUDA_ARCH__ >= 900
   if (is_needed) asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -35,7 +35,7 @@ METAL_FUNC void threadgroup_barrier(mem_flags flags) {
 }
 METAL_FUNC void simdgroup_barrier(mem_flags) { __syncwarp(); }
 
-// Word by word, as the GPU exchanges them.
+// Word by word, as the GPU's shuffles work.
 template <class T, class Exchange>
 METAL_FUNC T msl_exchange(T value, Exchange exchange) {
   union Words {
@@ -136,8 +136,8 @@ METAL_FUNC void msl_transpose(uint& first, uint& second) {
   first = (low & 0xFFFF) | high << 16;
   second = low >> 16 | (high & 0xFFFF0000);
 }
-// What a lane has of the eight rows by which the GPU's own matrices are longer. They are results of nothing; a sum takes
-// them along, so that it stays in the registers where the instruction wants it.
+// A lane's values of the additional eight rows of the GPU's matrices. They are not used; sums carry them, so that they
+// stay in the registers that the instruction expects.
 struct msl_surplus {
   float surplus[2] = {0.0f, 0.0f};
   METAL_FUNC void put(float* sum) const {
@@ -156,8 +156,8 @@ METAL_FUNC void msl_multiply(half a0, half a1, half b0, half b1, float* c, int) 
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a), "r"(b));
 }
-// Of each operand only the 10 bits behind the point count: the upper eight rows have those, the lower ones the rest. A
-// sum of eight products has fewer bits than a float, so that over many of them is made apart.
+// The instruction uses only 10 bits of each operand's mantissa: the upper eight rows have those, the lower ones the
+// rest. A sum of eight multiplications has fewer bits than a float, so longer sums are accumulated separately.
 METAL_FUNC uint msl_rest(float value) {
   return msl_bits(value - __uint_as_float(msl_bits(value) & 0xFFFFE000));
 }

@@ -1,7 +1,7 @@
 // 8×8 matrices of a simdgroup, with two elements in each lane.
 //
-// With quad = lane / 4, a lane holds row (quad & 4) + lane / 2 % 4, columns (quad & 2)·2 + lane % 2 · 2 and
-// the next. That is where Apple's GPUs have them; kernels that use `thread_elements` rely on it.
+// With quad = lane / 4, a lane holds row (quad & 4) + lane / 2 % 4, columns (quad & 2)·2 + lane % 2 · 2 and the next.
+// This is the layout of Apple's GPUs; kernels that use `thread_elements` rely on it.
 #pragma once
 
 #ifndef MSL_HERE

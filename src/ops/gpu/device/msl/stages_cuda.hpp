@@ -1,10 +1,10 @@
-// Stages of threadgroup memory that come by in turn, each filled at once with a block of memory. The tests' emulator has the
-// same functions.
+// A ring of stages in shared memory, each filled at once with a block of memory. The tests' emulator has the same
+// functions.
 //
-// Threadgroups that are neighbours along y and want the same blocks are a cluster, if the kernel's constant CLUSTER is more than
-// one and the GPU has such: each brings a part of a block for all of them. A stage is filled again once all have said that they
-// are done with what was in it before. Elsewhere, each threadgroup copies blocks for itself. A stage has a barrier, and `round`
-// counts how often it has been filled.
+// If the kernel's constant CLUSTER is above one and the GPU supports clusters, thread blocks that are neighbours along
+// y and need the same blocks form one: each loads a part of a block for all of them. A stage is refilled after all have
+// released its previous block. Otherwise, each thread block copies blocks for itself. A stage has a barrier, and
+// `round` counts how often it has been filled.
 #pragma once
 
 #if __CUDA_ARCH__ >= 900 && MSL_CLUSTER > 1
@@ -16,9 +16,9 @@
 namespace metal {
 #if __CUDA_ARCH__ >= 900
 constexpr uint MSL_NEIGHBOURS = MSL_CLUSTER > 1 ? MSL_CLUSTER : 1;
-METAL_FUNC uint msl_shared(threadgroup const void* place) { return uint(__cvta_generic_to_shared(place)); }
+METAL_FUNC uint msl_shared(threadgroup const void* target) { return uint(__cvta_generic_to_shared(target)); }
 
-// Waits until the phase of this parity of a barrier is over.
+// Waits until the barrier's phase of this parity has ended.
 METAL_FUNC void msl_wait_for_phase(threadgroup const ulong* barrier, uint parity) {
   asm volatile(
       "{.reg .pred over; again: mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1; @!over bra again;}"
@@ -26,8 +26,8 @@ METAL_FUNC void msl_wait_for_phase(threadgroup const ulong* barrier, uint parity
       : "memory");
 }
 
-// Prepares two barriers for each stage: one for what has come, and behind all of these one for who is done with it. A barrier
-// of the threadgroup has to follow.
+// Initialises two barriers for each stage: first those of all stages for loaded data, then those for released stages. A
+// barrier of the thread block has to follow.
 template <uint STAGES>
 METAL_FUNC void msl_begin_stages(threadgroup ulong* barriers, uint thread_index) {
   if (thread_index == 0) {
@@ -40,15 +40,15 @@ METAL_FUNC void msl_begin_stages(threadgroup ulong* barriers, uint thread_index)
     asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Begins to fill a stage with `count` times sixteen bytes, at most ROOM; if that is none, nothing comes. All threads call it, one
-// works.
-template <uint STAGES, uint THREADS, uint ROOM>
+// Starts to fill a stage with `count` times sixteen bytes, at most CAPACITY; zero loads nothing. All threads call it,
+// one issues the copy.
+template <uint STAGES, uint THREADS, uint CAPACITY>
 METAL_FUNC void msl_bring(threadgroup uint4* stage, device const uint4* block, uint count, threadgroup ulong* barrier,
                           uint round, uint thread_index) {
   if (thread_index != 0 || count == 0) return;
   if (round > 0) msl_wait_for_phase(barrier + STAGES, (round - 1) % 2);
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(msl_shared(barrier)), "r"(16 * count) : "memory");
-  constexpr uint PART = ROOM / MSL_NEIGHBOURS;
+  constexpr uint PART = CAPACITY / MSL_NEIGHBOURS;
   uint rank = 0;
   if (MSL_NEIGHBOURS > 1) asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   const uint first = rank * PART;
@@ -66,14 +66,14 @@ METAL_FUNC void msl_bring(threadgroup uint4* stage, device const uint4* block, u
                  : "memory");
 }
 
-// Waits until a block is there, for this thread, and behind a barrier for all. NUM_LATER have been begun since.
+// Waits until a block is loaded, for this thread, and after a barrier for all. NUM_LATER loads have been started since.
 template <uint NUM_LATER>
 METAL_FUNC void msl_wait_for_stage(threadgroup const ulong* barrier, uint round) {
   msl_wait_for_phase(barrier, round % 2);
 }
 
-// Says that the threadgroup is done with a block: all its threads are, since a barrier. It is to say so only of stages that are
-// filled again: then nobody writes here any more once all blocks have come.
+// Releases a block: a barrier has ensured that all threads of the thread block are done with it. Only stages that are
+// refilled may be released: then no writes arrive here after all blocks have.
 template <uint STAGES>
 METAL_FUNC void msl_free_stage(threadgroup const ulong* barrier, uint thread_index) {
   if (thread_index != 0) return;
@@ -89,12 +89,12 @@ METAL_FUNC void msl_free_stage(threadgroup const ulong* barrier, uint thread_ind
 #else
 template <uint STAGES>
 METAL_FUNC void msl_begin_stages(threadgroup ulong*, uint) {}
-// Threads copy a part each; those of a block are a group.
-template <uint STAGES, uint THREADS, uint ROOM>
+// Each thread copies a part of the block; its copies form a group.
+template <uint STAGES, uint THREADS, uint CAPACITY>
 METAL_FUNC void msl_bring(threadgroup uint4* stage, device const uint4* block, uint count, threadgroup ulong*, uint,
                           uint thread_index) {
   MSL_UNROLL
-  for (uint first = 0; first < ROOM; first += THREADS)
+  for (uint first = 0; first < CAPACITY; first += THREADS)
     if (first + thread_index < count) msl_copy(stage + first + thread_index, block + first + thread_index);
   msl_end_group();
 }

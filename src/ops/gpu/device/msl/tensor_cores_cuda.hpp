@@ -2,18 +2,18 @@
 #pragma once
 
 namespace metal {
-// Two numbers as halves in a word, the first one below; what is too large becomes the largest half.
+// Two floats as halves in a word, the first in the low bits; too large values become the largest half.
 METAL_FUNC uint msl_halves(float first, float second) {
   uint pair;
   asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
   return pair;
 }
-// One of them in both places.
+// One of them, broadcast.
 METAL_FUNC uint msl_low_twice(uint pair) { return __byte_perm(pair, pair, 0x1010); }
 METAL_FUNC uint msl_high_twice(uint pair) { return __byte_perm(pair, pair, 0x3232); }
-// Four of the eight bytes of `low` and `high`, which the nibbles of `places` say, each below 8.
-METAL_FUNC uint msl_permute(uint low, uint high, uint places) { return __byte_perm(low, high, places); }
-// `others` and those bits that the mask says, in one instruction, which the compiler finds if one mask is in a register.
+// Selects four of the eight bytes of `low` and `high` by the nibbles of `indices`, each below 8.
+METAL_FUNC uint msl_permute(uint low, uint high, uint indices) { return __byte_perm(low, high, indices); }
+// `others` with the masked bits, in one instruction, which the compiler finds if one mask is in a register.
 METAL_FUNC uint msl_with_bits(uint bits, uint mask, uint others) {
   uint result;
   asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(result) : "r"(bits), "r"(mask), "r"(others));
@@ -35,9 +35,9 @@ METAL_FUNC uint msl_multiply_add_pairs(uint a, uint b, uint c) {
   return result;
 }
 
-// sums += a · b, 16 rows by 16 columns of `a` and 8 columns of `b`. With lane = 4 · g + t, a lane has of `a` rows g (in a0
-// and a2) and g + 8, columns 2t and 2t + 1 (in a0 and a1) and 8 more; of `b` the same of column g; and of the sums columns
-// 2t and 2t + 1 of row g, then of row g + 8.
+// sums += a · b, 16 rows by 16 columns of `a` and 8 columns of `b`. With lane = 4 · g + t, a lane has of `a` rows g
+// (a0, a2) and g + 8 (a1, a3), columns 2t and 2t + 1 (a0, a1) and the same plus 8 (a2, a3); of `b` the same of column
+// g; and of the sums columns 2t and 2t + 1 of row g, then of row g + 8.
 METAL_FUNC void msl_multiply_tile(float (&sums)[4], uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
@@ -52,48 +52,48 @@ METAL_FUNC float msl_exp2(float x) {
   return power;
 }
 
-// 1 / x, the last bit of which may be wrong.
+// 1 / x; the last bit may be wrong.
 METAL_FUNC float msl_reciprocal(float x) {
   float reciprocal;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(x));
   return reciprocal;
 }
 
-// Four 8×8 matrices of halves: lane i names row i % 8 of matrix i / 8 and gets two neighbours of row i / 4 of each.
+// Loads four 8×8 matrices of halves: lane i gives the address of row i % 8 of matrix i / 8 and gets two neighbours of
+// row i / 4 of each.
 METAL_FUNC void msl_load_matrices(threadgroup const ushort* row, uint (&words)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                : "r"(uint(__cvta_generic_to_shared(row))));
 }
-// The same of matrices that lie transposed: it gets two neighbours of column i / 4 of each.
+// The same for transposed matrices: the lane gets two neighbours of column i / 4 of each.
 METAL_FUNC void msl_load_transposed(threadgroup const ushort* row, uint (&words)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                : "r"(uint(__cvta_generic_to_shared(row))));
 }
 
-// Brings a line of memory nearer, which is going to be read.
+// Prefetches a cache line to L2.
 template <class T>
 METAL_FUNC void msl_fetch(device const T* value) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(value));
 }
 
-// Adds to a number in memory, or to two of which the first lies at a multiple of eight bytes, without bringing them here.
-METAL_FUNC void msl_add(device float* place, float value) {
-  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(place), "f"(value) : "memory");
+// Adds to a float in memory, or to two of which the first is aligned to eight bytes, without returning them.
+METAL_FUNC void msl_add(device float* target, float value) {
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(target), "f"(value) : "memory");
 }
-METAL_FUNC void msl_add_pair(device float* place, float first, float second) {
+METAL_FUNC void msl_add_pair(device float* target, float first, float second) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(place), "f"(first), "f"(second) : "memory");
+  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(target), "f"(first), "f"(second) : "memory");
 #else
-  msl_add(place, first);
-  msl_add(place + 1, second);
+  msl_add(target, first);
+  msl_add(target + 1, second);
 #endif
 }
 
-// Copies sixteen, eight or four bytes to threadgroup memory while the thread goes on. Its copies up to `msl_end_group` are a
-// group; once all but its last NUM_LATER groups are waited for, they are there for the thread, and behind a barrier for the
-// others.
+// Copies sixteen, eight or four bytes to shared memory asynchronously. A thread's copies up to `msl_end_group` are a
+// group. After a wait for all but the last NUM_LATER groups, the thread sees them, and after a barrier the others do.
 METAL_FUNC void msl_copy(threadgroup uint4* target, device const uint4* source) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(uint(__cvta_generic_to_shared(target))), "l"(source)
                : "memory");
@@ -114,12 +114,11 @@ METAL_FUNC void msl_wait_for_groups() {
   asm volatile("cp.async.wait_group %0;" ::"n"(NUM_LATER) : "memory");
 }
 
-// Products of a warpgroup's rows with rows of threadgroup memory, where the GPU has an instruction for it; else, the same
-// by warps.
+// Matmuls of a warpgroup's rows with rows of shared memory, by one instruction if the GPU has it, otherwise by warps.
 //
-// A tile is TOKENS rows of 64 halves, sixteen bytes `i` of row r at place i ^ r % 8 of the row: read together, eight rows
-// lie in different banks. It begins at a multiple of 1024 bytes. Products are under way until they are waited for. What
-// they read and add to is left alone meanwhile.
+// A tile is TOKENS rows of 64 halves, sixteen bytes `i` of row r at index i ^ r % 8 of the row: eight rows that are
+// read together lie in different banks. It begins at a multiple of 1024 bytes. Matmuls are asynchronous until they are
+// waited for; their operands and sums must not change meanwhile.
 METAL_FUNC uint msl_swizzled(uint row, uint eight) { return 8 * row + (eight ^ (row % 8)); }
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define MSL_SUMS_0_TO_31 \
@@ -159,24 +158,24 @@ METAL_FUNC void msl_multiply_64_rows(float (&sums)[32][4], const uint (&a)[4], u
 }
 template <int TILES>
 METAL_FUNC void msl_multiply_rows(float (&sums)[TILES][4], const uint (&a)[4], threadgroup const uint4* tile, int k) {
-  // The address and the distance of eight rows, in units of 16 bytes, and the order of bytes in a row.
+  // The address and the stride of eight rows, in units of 16 bytes, and the order of bytes in a row.
   const unsigned long long address = (__cvta_generic_to_shared(tile) & 0x3FFFF) >> 4;
   msl_multiply_64_rows(sums, a, 1ull << 62 | 64ull << 32 | 1ull << 16 | (address + 2 * k));
 }
-// What the thread's copies have written may be used by products.
+// Makes the thread's copies visible to matmuls.
 METAL_FUNC void msl_show_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// These words are computed, and will be read by products.
+// Keeps these words in registers for matmuls.
 template <int N>
-METAL_FUNC void msl_begin_products(uint (&words)[N][4]) {
+METAL_FUNC void msl_begin_matmuls(uint (&words)[N][4]) {
   MSL_UNROLL
   for (int i = 0; i < N; ++i)
     asm volatile("" : "+r"(words[i][0]), "+r"(words[i][1]), "+r"(words[i][2]), "+r"(words[i][3])::"memory");
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-// The products up to here are a group.
-METAL_FUNC void msl_end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Ends a group of matmuls.
+METAL_FUNC void msl_end_matmuls() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int NUM_LATER>
-METAL_FUNC void msl_wait_for_products() {
+METAL_FUNC void msl_wait_for_matmuls() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(NUM_LATER) : "memory");
 }
 #else
@@ -194,9 +193,9 @@ METAL_FUNC void msl_multiply_rows(float (&sums)[TILES][4], const uint (&a)[4], t
 }
 METAL_FUNC void msl_show_copies() {}
 template <int N>
-METAL_FUNC void msl_begin_products(uint (&)[N][4]) {}
-METAL_FUNC void msl_end_products() {}
+METAL_FUNC void msl_begin_matmuls(uint (&)[N][4]) {}
+METAL_FUNC void msl_end_matmuls() {}
 template <int NUM_LATER>
-METAL_FUNC void msl_wait_for_products() {}
+METAL_FUNC void msl_wait_for_matmuls() {}
 #endif
 }  // namespace metal

@@ -1,11 +1,11 @@
 // Vectors, their operators and the swizzles that kernels use, where kernels run.
 //
-// They are not clang's own, as in the emulator's `vectors_declared.hpp`: those have no constructors, a cast between them reinterprets
-// bits, and their comparisons give integers.
+// They are not clang's own, as in the emulator's `vectors_declared.hpp`: those have no constructors, a cast between
+// them reinterprets bits, and their comparisons return integers.
 #pragma once
 
 namespace metal {
-// clang converts between half and bfloat only by way of float.
+// clang converts between half and bfloat only through float.
 template <class T, class F>
 struct msl_conversion {
   template <class U>
@@ -75,7 +75,7 @@ struct msl_num_components<msl_swizzle<T, N, I...>> {
   static constexpr constant int n = sizeof...(I);
 };
 
-// The components by index, by name and as swizzles. Three have the size of four.
+// The components by index, by name and as swizzles. Vectors of three have the size of four.
 template <class T, int N>
 struct msl_storage;
 template <class T>
@@ -190,7 +190,7 @@ struct vec : msl_storage<T, N> {
   using msl_storage<T, N>::v;
   vec() = default;
 #ifdef MSL_CUDA
-  // As a whole, because a compiler forgets the alignment of a vector when it goes through its components.
+  // As a whole, because compilers forget the alignment of a vector that is copied by components.
   vec(const vec& o) { msl_copy(o); }
   vec& operator=(const vec& o) {
     msl_copy(o);

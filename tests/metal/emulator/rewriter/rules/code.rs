@@ -1,4 +1,4 @@
-//! What is in functions, and what is declared beside them.
+//! Rules about code in functions, and about declarations outside them.
 
 use super::super::BUILT_INS;
 use super::super::outline::{Declaration, Function, Outline};
@@ -7,7 +7,7 @@ use super::Finding;
 
 const ADDRESS_SPACES: [&str; 4] = ["device", "constant", "threadgroup", "thread"];
 
-/// What C++ has and the kernels' language has not.
+/// Features of C++ that the kernels' language lacks.
 const NOT_IN_THE_LANGUAGE: [&str; 16] = [
     "asm",
     "catch",
@@ -27,7 +27,7 @@ const NOT_IN_THE_LANGUAGE: [&str; 16] = [
     "wchar_t",
 ];
 
-/// Besides those of parameters that are built in.
+/// In addition to those of built-in parameters.
 const ATTRIBUTES: [&str; 6] = [
     "buffer",
     "function_constant",
@@ -37,7 +37,7 @@ const ATTRIBUTES: [&str; 6] = [
     "threadgroup",
 ];
 
-/// What follows `#pragma`, without numbers.
+/// The text after `#pragma`, without numbers.
 const PRAGMAS: [&str; 6] = [
     "unroll",
     "unroll()",
@@ -58,7 +58,7 @@ fn each_token<'a>(outline: &Outline<'a>, is_wrong: impl Fn(&Token<'a>) -> bool) 
 pub(super) fn known_attributes(outline: &Outline<'_>) -> Vec<Finding> {
     let is_known = |name: &str| ATTRIBUTES.contains(&name) || BUILT_INS.contains(&name);
     let wrong = outline.attributes.iter().filter(|attribute| !is_known(&attribute.name));
-    wrong.map(|attribute| Finding::at(&attribute.place, &*attribute.name)).collect()
+    wrong.map(|attribute| Finding::at(&attribute.location, &*attribute.name)).collect()
 }
 
 pub(super) fn words(outline: &Outline<'_>) -> Vec<Finding> {
@@ -144,7 +144,7 @@ pub(super) fn function_pointers(outline: &Outline<'_>) -> Vec<Finding> {
     wrong.map(|six| Finding::at(&six[3], spaced(six))).collect()
 }
 
-/// The parts of a body that begin where statements begin, each with what follows it.
+/// The parts of a body that begin where statements begin, with the tokens up to the next one.
 fn statements<'t, 'a>(body: &'t [Token<'a>]) -> impl Iterator<Item = &'t [Token<'a>]> {
     let begins = |index: usize| match index.checked_sub(1).map(|before| &body[before]) {
         None => true,

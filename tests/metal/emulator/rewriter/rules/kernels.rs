@@ -2,10 +2,10 @@
 
 use super::super::outline::{Attribute, Declaration, Function, Outline};
 use super::super::tokens::{Token, spaced};
-use super::super::{BUILT_INS, NUM_PLACES};
+use super::super::{BUILT_INS, NUM_POSITIONS};
 use super::Finding;
 
-/// Metal has places for 31 buffers.
+/// Metal has 31 buffer slots.
 const MAX_NUMBER: u32 = 30;
 const MAX_THREADS: u32 = 1024;
 
@@ -23,8 +23,8 @@ fn bound<'t, 'a>(kernel: &'t Function<'a>) -> impl Iterator<Item = Bound<'t, 'a>
 }
 
 impl Bound<'_, '_> {
-    fn is_place(&self) -> bool {
-        BUILT_INS[..NUM_PLACES].contains(&&*self.attribute.name)
+    fn is_position(&self) -> bool {
+        BUILT_INS[..NUM_POSITIONS].contains(&&*self.attribute.name)
     }
 
     fn is_binding(&self) -> bool {
@@ -55,7 +55,7 @@ impl Bound<'_, '_> {
     }
 
     fn finding(&self) -> Finding {
-        Finding::at(&self.attribute.place, self.text())
+        Finding::at(&self.attribute.location, self.text())
     }
 }
 
@@ -64,22 +64,22 @@ fn each(outline: &Outline<'_>, is_wrong: impl Fn(&Bound<'_, '_>) -> bool) -> Vec
     all.filter(|one| is_wrong(one)).map(|one| one.finding()).collect()
 }
 
-pub(super) fn places_alike(outline: &Outline<'_>) -> Vec<Finding> {
+pub(super) fn positions_alike(outline: &Outline<'_>) -> Vec<Finding> {
     let of_kernel = |kernel| {
-        let places: Vec<_> = bound(kernel).filter(Bound::is_place).collect();
-        let first = places.first()?;
-        let other = places.iter().find(|one| one.num_components() != first.num_components())?;
-        Some(Finding::at(&other.attribute.place, format!("{} beside {}", first.text(), other.text())))
+        let positions: Vec<_> = bound(kernel).filter(Bound::is_position).collect();
+        let first = positions.first()?;
+        let other = positions.iter().find(|one| one.num_components() != first.num_components())?;
+        Some(Finding::at(&other.attribute.location, format!("{} next to {}", first.text(), other.text())))
     };
     outline.kernels().filter_map(of_kernel).collect()
 }
 
-pub(super) fn types_of_places(outline: &Outline<'_>) -> Vec<Finding> {
-    each(outline, |one| one.is_place() && one.num_components().is_none())
+pub(super) fn types_of_positions(outline: &Outline<'_>) -> Vec<Finding> {
+    each(outline, |one| one.is_position() && one.num_components().is_none())
 }
 
 pub(super) fn types_of_indices(outline: &Outline<'_>) -> Vec<Finding> {
-    let indices = &BUILT_INS[NUM_PLACES..];
+    let indices = &BUILT_INS[NUM_POSITIONS..];
     each(outline, |one| indices.contains(&&*one.attribute.name) && one.num_components() != Some(1))
 }
 
@@ -119,7 +119,7 @@ pub(super) fn spaces_of_bindings(outline: &Outline<'_>) -> Vec<Finding> {
     })
 }
 
-/// The first member that lies differently, with the structures inside.
+/// The first member with another offset, including those of nested structures.
 fn other_member<'t, 'a>(outline: &'t Outline<'a>, name: &str) -> Option<&'t Declaration<'a>> {
     let structure = outline.structures.iter().find(|structure| structure.name == name)?;
     structure.members.iter().find_map(|member| match member.code.first() {
@@ -151,7 +151,7 @@ pub(super) fn returns_void(outline: &Outline<'_>) -> Vec<Finding> {
 
 pub(super) fn not_called(outline: &Outline<'_>) -> Vec<Finding> {
     let kernels: Vec<&str> = outline.kernels().map(|kernel| &*kernel.name.text).collect();
-    // What has another scope before it, or no list of arguments behind it, is something else with that name.
+    // A name after another scope, or without a list of arguments, is a different name.
     let is_call = |three: &&[Token<'_>]| {
         three[1].is_any(&kernels) && three[2].is_any(&["(", "<"]) && !three[0].is("::")
     };
@@ -164,7 +164,7 @@ pub(super) fn names_differ(outline: &Outline<'_>) -> Vec<Finding> {
     let mut wrong = Vec::new();
     for attribute in outline.attributes.iter().filter(|attribute| attribute.name == "host_name") {
         if known.contains(&&*attribute.argument) {
-            wrong.push(Finding::at(&attribute.place, &*attribute.argument));
+            wrong.push(Finding::at(&attribute.location, &*attribute.argument));
         }
         known.push(&attribute.argument);
     }
@@ -176,5 +176,5 @@ pub(super) fn threads_in_range(outline: &Outline<'_>) -> Vec<Finding> {
     let is_wrong =
         |argument: &str| argument.parse().is_ok_and(|number: u32| number > MAX_THREADS || number == 0);
     let wrong = limits.filter(|one| is_wrong(&one.argument));
-    wrong.map(|one| Finding::at(&one.place, &*one.argument)).collect()
+    wrong.map(|one| Finding::at(&one.location, &*one.argument)).collect()
 }

@@ -1,9 +1,9 @@
-//! The rules of the kernels' language that clang does not know: Apple's compiler refuses what breaks them, C++
-//! would take it. Each has one defect, which has to be found, and a source beside it that is right.
+//! The rules of the kernels' language that clang does not check: Apple's compiler rejects violations that C++ would
+//! accept. Each has one defect, which has to be found, and a correct source next to it.
 //!
-//! They are those of the published specification of version 3.1 and of what the compiler is known to say. Where the
-//! language allows what the kernels of this project do not need (buffers without numbers, other function constants),
-//! the rule asks for more than the language.
+//! They follow the published specification of version 3.1 and known messages of the compiler. Where the language allows
+//! constructs that this project's kernels do not need (buffers without numbers, other function constants), the rule is
+//! stricter than the language.
 
 mod code;
 mod kernels;
@@ -11,20 +11,20 @@ mod kernels;
 use super::outline::Outline;
 use super::tokens::Token;
 
-/// What is wrong, and where.
+/// The violation, and its location.
 pub(super) struct Finding {
-    place: String,
+    location: String,
     what: String,
 }
 
 impl Finding {
     fn at(token: &Token<'_>, what: impl Into<String>) -> Self {
-        Self { place: token.place(), what: what.into() }
+        Self { location: token.location(), what: what.into() }
     }
 }
 
 pub(super) struct Rule {
-    /// What a source has to be like.
+    /// The requirement on a source.
     pub(super) demand: &'static str,
     find: fn(&Outline<'_>) -> Vec<Finding>,
     /// It breaks this rule and no other.
@@ -33,11 +33,11 @@ pub(super) struct Rule {
     pub(super) right: &'static str,
 }
 
-/// What the rules find in a source, one line each.
+/// The findings of the rules in a source, one line each.
 pub(super) fn findings(outline: &Outline<'_>) -> Vec<String> {
     let found = RULES.iter().flat_map(|rule| {
         let findings = (rule.find)(outline).into_iter();
-        findings.map(|Finding { place, what }| format!("{place}: {}: {what}", rule.demand))
+        findings.map(|Finding { location, what }| format!("{location}: {}: {what}", rule.demand))
     });
     found.collect()
 }
@@ -45,7 +45,7 @@ pub(super) fn findings(outline: &Outline<'_>) -> Vec<String> {
 pub(super) static RULES: [Rule; 27] = [
     Rule {
         demand: "the positions and sizes of a kernel are all scalars or all vectors of one length",
-        find: kernels::places_alike,
+        find: kernels::positions_alike,
         defect: "kernel void k(uint3 g [[threadgroup_position_in_grid]], uint n [[threads_per_threadgroup]]) {}",
         right:
             "kernel void k(uint3 g [[threadgroup_position_in_grid]], ushort3 n [[threads_per_threadgroup]],
@@ -53,7 +53,7 @@ pub(super) static RULES: [Rule; 27] = [
     },
     Rule {
         demand: "a position or size is a ushort, a uint or two or three of them",
-        find: kernels::types_of_places,
+        find: kernels::types_of_positions,
         defect: "kernel void k(int i [[thread_position_in_grid]]) {}",
         right: "kernel void k(ushort2 i [[thread_position_in_grid]]) {}",
     },

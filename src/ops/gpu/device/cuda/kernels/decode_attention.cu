@@ -1,88 +1,90 @@
 // Attention of one token for each sequence over the paged cache, on tensor cores.
 //
-// A threadgroup has a piece of one sequence's context, for one key head and up to eight of its query heads: keys and
-// values are read once for them. Its warps take turns with tiles of 16 positions. Keys and values go from memory to
-// registers as they lie there and are the left operand of the instruction, whose 16 rows are positions for scores and
-// values of a head for results: which columns it multiplies is free if both operands agree, and which values of a head
-// are a row is free too. Query heads are its eight columns. What a warp reads next is under way while it computes.
+// A thread block has a KV split of one sequence's context, for one key head and up to eight of its query heads: keys
+// and values are read once for all of them. Its warps alternate over tiles of 16 positions. Keys and values are loaded
+// to registers in their memory layout, as the left operand of the instruction. Its 16 rows are positions for scores,
+// and values of a head for results; its eight columns are query heads. Any assignment of columns works if both operands
+// agree, and so does any assignment of rows to a head's values. A warp loads its next tile while it computes.
 //
-// A context is cut and its tiles are shared among warps by the length of the sequence only, and everything is added up
-// in that order, so a row has the same bits in every batch. A second kernel merges the pieces if there are several.
+// KV splits, and the tiles of each warp, depend on the length of the sequence only, and the order of additions is
+// fixed, so a row has the same bits in every batch. A second kernel merges the KV splits if there are several.
 //
-// Where all tokens of a step are such ones, it rotates as well: a threadgroup its queries, and that with the token's own
-// position the token's key, which it puts into the cache with the value and otherwise takes from threadgroup memory.
+// If all tokens of a step are decoded ones, the kernel rotates as well. Each thread block rotates its queries. The one
+// with the token's own position rotates the token's key, writes key and value to the cache, and reads them from shared
+// memory.
 //
-// Queries and weights are halves. Scores are exponents of two: the logarithm is part of `scale`. Weights are at most
-// 2^15, so that those of a long context which are small beside the largest keep their bits; sums are of weights as they
-// were rounded. Of q8_0, scores of a group of values are multiplied with its scale, and values before they are weighed.
+// Queries and weights are halves. Scores are exponents of two: `scale` includes the logarithm. Weights are at most
+// 2^15, so that the small weights of a long context keep their bits; sums add the weights as packed. With q8_0, scores
+// of a group of values are multiplied by its scale, and values are scaled before they are weighted.
 
 #define FOR_NVIDIA
 #include "cached.h"
 #include "rope.h"
-#include "rounded.h"
+#include "packed.h"
 #include "softmax.h"
 
 struct DecodeAttentionArgs {
     Pages pages;
     uint num_heads;
-    uint q_stride;    // values from one token's queries to the next
-    uint num_chunks;  // of up to eight query heads that share a key head
+    uint q_stride;    // stride of tokens' queries, in values
+    uint num_chunks;  // chunks of up to eight query heads that share a key head
     uint window;      // positions that a token attends to, itself included
-    uint whole_size;  // positions of a context that is not cut
-    uint piece_size;  // of a piece, and twice as many as often as there would be more than MAX_PIECES
-    uint num_pieces;  // of the longest context of the launch
+    uint whole_size;  // longest context that is not split, in positions
+    uint split_size;  // positions of a KV split; doubled until there are at most MAX_SPLITS
+    uint num_splits;  // of the longest context of the launch
     uint num_tokens;  // of the step
     float scale;      // of scores, times log2(e)
     Rotation rotation;
     float soft_cap;   // on scores, times log2(e), if there is one
 };
 
-// Whether queries are not rotated yet, and the token's key and value not in the cache.
+// Whether the kernel rotates queries and keys, and writes the token's key and value to the cache.
 constant bool ROTATES [[function_constant(2)]];
 constant bool HAS_SINKS [[function_constant(3)]];
 constant bool HAS_SOFT_CAP [[function_constant(4)]];
-// Values of a head, at most MAX_DIM and a multiple of 16. Known to the compiler, so that no loop is counted.
+// Values of a head: at most MAX_DIM, a multiple of 16, and a compile-time constant, so that loops unroll.
 constant ushort HEAD_DIM [[function_constant(5)]];
-// How far apart two columns are that are a word of the product that reads the results, if they are to be rounded for it; 0
-// if they are not. Contexts are whole then, and heads whole steps of the product.
+// Distance of the two columns in a word of the next matmul, if results are packed for it; otherwise 0. Packing needs
+// contexts without splits, and heads that are whole steps of the matmul.
 constant ushort NEXT_APART [[function_constant(6)]];
 
 constant constexpr uint TILE = 16;
 constant constexpr uint HEADS = 8;
-constant constexpr uint SLICES = 8;  // warps of a threadgroup
+constant constexpr uint SLICES = 8;  // warps of a thread block
 constant constexpr uint NUM_THREADS = SLICES * LANES;
-constant constexpr uint MAX_PIECES = LANES;
-// Tiles of a warp, behind the first, that are brought nearer before it waits.
+constant constexpr uint MAX_SPLITS = LANES;
+// Tiles that a warp prefetches to L2, after its first one, before it waits.
 constant constexpr uint TILES_FETCHED = 3;
 constant constexpr uint BYTES_OF_A_LINE = 128;
 constant constexpr float LARGEST_EXPONENT = 15.0f;
-// Positions before a token's own that the same step may compute, since they are drafted.
+// Positions before a token's own that the same step may compute, since they are draft tokens.
 constant constexpr uint MAX_DRAFTED = 64;
 
-// Where a context is cut: from `first` on, a multiple of a tile.
+// The bounds of a context's splits: from `first` on, a multiple of a tile.
 struct Cut {
     uint window_start;
     uint first;
-    uint piece_size;
+    uint split_size;
 };
 inline Cut cut_of(constant DecodeAttentionArgs& a, uint seq_len) {
     Cut cut;
     cut.window_start = seq_len > a.window ? seq_len - a.window : 0;
     cut.first = cut.window_start / TILE * TILE;
     const uint len = seq_len - cut.first;
-    cut.piece_size = len <= a.whole_size ? a.whole_size : a.piece_size;
-    while (cut.piece_size * MAX_PIECES < len) {
-        cut.piece_size *= 2;
+    cut.split_size = len <= a.whole_size ? a.whole_size : a.split_size;
+    while (cut.split_size * MAX_SPLITS < len) {
+        cut.split_size *= 2;
     }
     return cut;
 }
 
-// Partial results of a head: its values, maximum and sum, and room up to the next 16 bytes.
-inline ulong record_of(constant DecodeAttentionArgs& a, uint row, uint head, uint piece) {
-    return ((ulong(row) * a.num_heads + head) * a.num_pieces + piece) * (HEAD_DIM + 4);
+// The partial result of a head: its values, maximum and sum, padded to 16 bytes.
+inline ulong record_of(constant DecodeAttentionArgs& a, uint row, uint head, uint split) {
+    return ((ulong(row) * a.num_heads + head) * a.num_splits + split) * (HEAD_DIM + 4);
 }
 
-// Of eight rows of eight halves, lane 4 · g + t has two neighbours of row g and gets two neighbours of column g.
+// Transposes eight rows of eight halves: lane 4 · g + t has two neighbours of row g and gets two neighbours of column
+// g.
 inline uint transposed(uint pair, uint lane) {
     const uint source = lane % 4 * 8 + lane / 8;
     const uint first = simd_shuffle(pair, ushort(source));
@@ -91,8 +93,8 @@ inline uint transposed(uint pair, uint lane) {
     return (first >> shift & 0xFFFFu) | (second >> shift) << 16;
 }
 
-// The left operand for values 2w and 2w + 1 of eight, from four positions: two are the columns of a word. Scales, if there
-// are any, are the lower or the upper halves of their words.
+// The left operand for values 2w and 2w + 1 of eight, from four positions: the columns of a word are two positions.
+// Scales, if any, are the lower or the upper halves of their words.
 template <typename KV>
 inline void weighed_pairs(uint4 const (&eights)[4], uint w, uint const (&)[4], bool, thread uint (&operand)[4]) {
 #pragma clang loop unroll(full)
@@ -114,8 +116,8 @@ inline void weighed_pairs(uint2 const (&eights)[4], uint w, uint const (&scales)
     }
 }
 
-// The token's own key and value in threadgroup memory, as they are in the cache; of q8_0 their scales besides, and room for
-// what codes are made of.
+// The token's own key and value in shared memory, in the type of the cache; for q8_0 also their scales, and space for
+// quantization.
 template <typename KV, int MAX_DIM>
 struct OwnRows {
     threadgroup KV* rows;
@@ -176,7 +178,7 @@ struct OwnRows<Code, MAX_DIM> {
     }
 };
 
-// Over the lanes with the same column of a tile.
+// Reduces over the lanes with the same column of a tile.
 inline float maximum_of_column(float value) {
 #pragma clang loop unroll(full)
     for (uint distance = 4; distance < LANES; distance *= 2) {
@@ -200,9 +202,9 @@ template <typename KV, int MAX_DIM>
     device KV* v_cache [[buffer(3)]],
     device const uint* block_tables [[buffer(4)]],
     device const DecodeRow* rows [[buffer(5)]],
-    device float* out [[buffer(6)]],       // [token, head, head_dim], or rounded
-    device float* partials [[buffer(7)]],  // [row, head, piece, head_dim + 4]
-    // What rotating takes, as in rope.metal.
+    device float* out [[buffer(6)]],       // [token, head, head_dim], or packed
+    device float* partials [[buffer(7)]],  // [row, head, split, head_dim + 4]
+    // Arguments of the rotation, as in rope.metal.
     device const uint* positions [[buffer(8)]],
     device const uint* slots [[buffer(9)]],
     device const float* q_norm [[buffer(10)]],
@@ -214,8 +216,8 @@ template <typename KV, int MAX_DIM>
     uint lane [[thread_index_in_simdgroup]],
     uint slice [[simdgroup_index_in_threadgroup]]
 ) {
-    // Blocks of a key that four lanes read at once, and of a value that eight lanes do. Wide heads leave no registers for
-    // what is read ahead.
+    // 16-byte blocks of a key that four lanes prefetch at once, and of a value that eight lanes do. Wide heads leave no
+    // registers for prefetching.
     constexpr bool READS_AHEAD = MAX_DIM <= 128;
     constexpr bool HAS_SCALES = is_same_v<KV, Code>;
     constexpr uint KEY_BLOCKS = MAX_DIM / 32;
@@ -223,7 +225,7 @@ template <typename KV, int MAX_DIM>
     constexpr uint KEYS_KEPT = READS_AHEAD ? KEY_BLOCKS : 2;
     constexpr uint VALUES_KEPT = READS_AHEAD ? VALUE_BLOCKS : 1;
     constexpr uint SCALES_KEPT = READS_AHEAD ? MAX_DIM / 64 : 1;
-    // Quads of words from one query to the next: two rows of four quads lie in different banks.
+    // Stride of queries in uint4: two rows of four uint4 lie in different banks.
     constexpr uint QUERY_STRIDE = (KEY_BLOCKS | 1) * 4;
     // Pairs of a head that a lane rotates.
     constexpr uint PAIRS = MAX_DIM / 2 / LANES;
@@ -232,25 +234,25 @@ template <typename KV, int MAX_DIM>
     const uint t = lane % 4;
     const uint thread_index = slice * LANES + lane;
 
-    // The lists of a step are there before the first of its kernels begins.
+    // The step's batch metadata are complete before its first kernel starts.
     const uint token = rows[index.z].token;
     const uint seq_len = rows[index.z].seq_len;
     device const uint* block_table = block_tables + rows[index.z].table_start;
     const Cut cut = cut_of(a, seq_len);
-    const uint piece_start = cut.first + index.x * cut.piece_size;
-    if (piece_start >= seq_len) {
+    const uint split_start = cut.first + index.x * cut.split_size;
+    if (split_start >= seq_len) {
         return;
     }
-    const uint begin = max(piece_start, cut.window_start);
-    const uint end = min(piece_start + cut.piece_size, seq_len);
+    const uint begin = max(split_start, cut.window_start);
+    const uint end = min(split_start + cut.split_size, seq_len);
     const uint kv_head = index.y / a.num_chunks;
     const uint chunk = index.y % a.num_chunks;
     const uint heads_per_kv_head = a.num_heads / a.pages.num_kv_heads;
     const uint first_head = kv_head * heads_per_kv_head + chunk * HEADS;
     const uint num_heads = min(heads_per_kv_head - chunk * HEADS, HEADS);
 
-    // Threadgroup memory: maxima and sums of warps by head, sums of all; then queries, the token's own key and value, and
-    // in the place of all three the results of warps.
+    // Shared memory: the warps' maxima and sums by head, then the reduced sums; then queries and the token's own key
+    // and value, which the warps' results overwrite later.
     threadgroup float* all_maxima = memory;
     threadgroup float* all_sums = all_maxima + SLICES * HEADS;
     threadgroup float* totals = all_sums + SLICES * HEADS;
@@ -259,20 +261,20 @@ template <typename KV, int MAX_DIM>
     const OwnRows<KV, MAX_DIM> own_rows((threadgroup char*)(queries + HEADS * QUERY_STRIDE));
     const uint part_stride = head_dim + 4;
 
-    // Of the positions here, the end of those that are in the cache: not the token's own one if this kernel writes it. If there
-    // are no others, nothing is read.
+    // The end of this block's positions that are in the cache: the token's own one is not if this kernel writes it. If
+    // none remain, nothing is read.
     const uint cached_end = ROTATES ? min(end, seq_len - 1) : end;
     const bool has_cached = !ROTATES || begin < cached_end;
-    // The row of the cache for each lane's position of a tile, twice; positions that do not count give the row of one
-    // that does, so that whatever is read is a number.
+    // The cache row of each lane's position of a tile, twice; positions outside the range give the row of one inside,
+    // so that every read is valid.
     const auto row_of_lane = [&](uint tile) {
         const uint last = has_cached ? cached_end - 1 : begin;
         return row_of(a.pages, block_table, kv_head, clamp(tile + lane % TILE, begin, last));
     };
-    // Keys of positions g and g + 8 of a tile, values of 2t, 2t + 1 and 8 more.
+    // Keys of positions g and g + 8 of a tile; values of 2t, 2t + 1, 2t + 8 and 2t + 9.
     Kept<KV> keys[2][KEYS_KEPT];
     Kept<KV> values[4][VALUES_KEPT];
-    // Of the same positions, if there are scales: words of two of them.
+    // Scales of the same positions, if any: words of two scales.
     uint key_scales[2][SCALES_KEPT] = {};
     uint value_scales[4][SCALES_KEPT] = {};
     device const KV* key_rows[2];
@@ -294,7 +296,7 @@ template <typename KV, int MAX_DIM>
             value_rows[i] = v_cache + ulong(rows_of_values[i]) * head_dim;
         }
     };
-    // What is behind a head's end is read from its last values. Queries are zero there, and nobody reads the results.
+    // Reads past a head's end repeat its last values. Queries are zero there, and the results are not used.
     const auto read_keys = [&](uint block) {
 #pragma clang loop unroll(full)
         for (uint i = 0; i < 2; ++i) {
@@ -342,7 +344,7 @@ template <typename KV, int MAX_DIM>
         }
     };
 
-    // The token's key and value, in the place of what was read for its position and those behind it.
+    // Replaces loads for the token's position and later ones with the token's own key and value.
     const auto put_own_key = [&](uint tile, uint block) {
 #pragma clang loop unroll(full)
         for (uint i = 0; i < 2; ++i) {
@@ -377,10 +379,10 @@ template <typename KV, int MAX_DIM>
         }
     };
 
-    uint tile = piece_start + slice * TILE;
+    uint tile = split_start + slice * TILE;
     const uint own_row = row_of_lane(tile);
-    // What earlier steps have written to the cache is there, because a step begins when the one before it has ended: only
-    // the keys and values of the step's own tokens are waited for.
+    // A step starts after the previous one has ended, so the cache has the rows of earlier steps. Only keys and values
+    // of the step's own tokens are waited for.
     if (READS_AHEAD && tile < end && has_cached) {
         read_all_keys(own_row);
         read_all_values(own_row);
@@ -398,11 +400,10 @@ template <typename KV, int MAX_DIM>
         }
     }
     if (ROTATES) {
-        // A warp has the query head of its number. The key and the value are those of the next warps, from the first one on
-        // again if there are no more.
+        // Warp i rotates query head i. The key and the value go to the next warps, wrapping around to the first one.
         const uint num_tasks = num_heads + (end == seq_len ? 2 : 0);
         const auto has_pair = [&](uint i) { return 2 * (i * LANES + lane) < head_dim; };
-        const auto places = [&](uint i) { return places_of(a.rotation, i * LANES + lane); };
+        const auto indices = [&](uint i) { return indices_of(a.rotation, i * LANES + lane); };
         device const float* angles = angles_at(a.rotation, table, positions[token]);
         const float query_scale = query_factor(a.rotation, angles) * a.scale;
         float2 turns[PAIRS];
@@ -412,12 +413,12 @@ template <typename KV, int MAX_DIM>
             if (has_pair(i)) {
                 turns[i] = turn_of(a.rotation, angles, i * LANES + lane);
                 if (HAS_NORMS) {
-                    weights[0][i] = pair_at(slice < num_heads ? q_norm : k_norm, places(i));
-                    weights[1][i] = pair_at(k_norm, places(i));
+                    weights[0][i] = pair_at(slice < num_heads ? q_norm : k_norm, indices(i));
+                    weights[1][i] = pair_at(k_norm, indices(i));
                 }
             }
         }
-        // Heads that do not exist, and what is behind the end of those that do.
+        // Zeros for missing heads and past the end of each head.
         if (lane < 4 * KEY_BLOCKS && (slice >= num_heads || 8 * lane >= head_dim)) {
             queries[slice * QUERY_STRIDE + lane] = uint4(0);
         }
@@ -432,7 +433,7 @@ template <typename KV, int MAX_DIM>
 #pragma clang loop unroll(full)
             for (uint i = 0; i < PAIRS; ++i) {
                 if (task < num_tasks && has_pair(i)) {
-                    heads[turn][i] = pair_at(source, places(i));
+                    heads[turn][i] = pair_at(source, indices(i));
                 }
             }
         }
@@ -456,7 +457,7 @@ template <typename KV, int MAX_DIM>
 #pragma clang loop unroll(full)
                 for (uint i = 0; i < PAIRS; ++i) {
                     if (has_pair(i)) {
-                        const uint2 at = places(i);
+                        const uint2 at = indices(i);
                         float2 pair = heads[turn][i];
                         if (!is_value) {
                             pair = HAS_NORMS ? normed(pair, factor, weights[turn][i]) : pair;
@@ -482,7 +483,7 @@ template <typename KV, int MAX_DIM>
             read_all_keys(own_row);
             read_all_values(own_row);
         }
-        // Heads that do not exist have the queries of one that does.
+        // Missing heads repeat the queries of an existing one.
         for (uint i = thread_index; i < HEADS * KEY_BLOCKS * 4; i += NUM_THREADS) {
             const uint head = i / (KEY_BLOCKS * 4);
             const uint eighth = i % (KEY_BLOCKS * 4);
@@ -502,7 +503,8 @@ template <typename KV, int MAX_DIM>
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    // Of heads 2t and 2t + 1. Of results, words of a block of values are tiles: a lane has both values of a word.
+    // Of heads 2t and 2t + 1. The words of a block of values are the tiles of results: a lane has both values of a
+    // word.
     float maxima[2] = {LOWEST, LOWEST};
     float sums[2] = {};
     float results[VALUE_BLOCKS * 4][4] = {};
@@ -543,7 +545,7 @@ template <typename KV, int MAX_DIM>
                         }
                     }
                     const uint4 query = queries[g * QUERY_STRIDE + 4 * block + t];
-                    // A block is a group of values with a scale, if there are scales.
+                    // A block is a group of values with one scale, if there are scales.
                     float of_block[4] = {};
                     thread float(&sum)[4] = HAS_SCALES ? of_block : scores;
 #pragma clang loop unroll(full)
@@ -596,9 +598,9 @@ template <typename KV, int MAX_DIM>
 #pragma clang loop unroll(full)
         for (int i = 0; i < 2; ++i) {
             const uint pair = msl_halves(weights[2 * i], weights[2 * i + 1]);
-            const half2 rounded = as_type<half2>(pair);
-            sums[0] += float(rounded.x);
-            sums[1] += float(rounded.y);
+            const half2 packed = as_type<half2>(pair);
+            sums[0] += float(packed.x);
+            sums[1] += float(packed.y);
             own_weights[i] = transposed(pair, lane);
         }
         if (READS_AHEAD && goes_on) {
@@ -608,7 +610,7 @@ template <typename KV, int MAX_DIM>
             turn_to_values(next_row);
         }
 
-        // Mostly no maximum is new. Wide heads leave no register for the question.
+        // Most tiles have no new maximum. Wide heads leave no register for the test.
         if (!READS_AHEAD || simd_any(factors[0] != 1.0f || factors[1] != 1.0f)) {
 #pragma clang loop unroll(full)
             for (uint tile_of_results = 0; tile_of_results < VALUE_BLOCKS * 4; ++tile_of_results) {
@@ -644,7 +646,8 @@ template <typename KV, int MAX_DIM>
                 }
             }
         } else {
-            // Unrolled, a compiler would read all values at once. Registers have no index that is known late.
+            // Unrolled, a compiler would load all values at once. Registers need an index that is known at compile
+            // time.
 #pragma clang loop unroll(disable)
             for (uint block = 0; 64 * block < head_dim; ++block) {
                 if (has_cached) {
@@ -668,7 +671,7 @@ template <typename KV, int MAX_DIM>
         }
     }
 
-    // The warps' results by the maximum of all of them.
+    // Rescales the warps' results to their common maximum.
 #pragma clang loop unroll(full)
     for (uint c = 0; c < 2; ++c) {
         sums[c] = sum_of_column(sums[c]);
@@ -694,12 +697,12 @@ template <typename KV, int MAX_DIM>
             const float factor = fast::exp2(all_maxima[s * HEADS + thread_index] - maximum);
             total = fma(all_sums[s * HEADS + thread_index], factor, total);
         }
-        // Of pieces, the merge adds it.
+        // With several splits, the merge kernel adds it.
         totals[thread_index] = total;
         if (HAS_SINKS) {
             totals[thread_index] = with_sink(total, maximum - LARGEST_EXPONENT, sinks[first_head + thread_index]);
         }
-        if (a.num_pieces > 1) {
+        if (a.num_splits > 1) {
             device float* record = partials + record_of(a, index.z, first_head + thread_index, index.x);
             record[head_dim] = maximum;
             record[head_dim + 1] = total;
@@ -725,7 +728,7 @@ template <typename KV, int MAX_DIM>
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (NEXT_APART > 0) {
-        // A thread has the same word of four eights of columns, which are sixteen bytes of a rounded row.
+        // A thread has the same word of four groups of eight columns: sixteen bytes of a packed row.
         const uint apart = NEXT_APART;
         const uint num_eighths = head_dim / 8;
         for (uint i = thread_index; i < num_heads * num_eighths; i += NUM_THREADS) {
@@ -747,7 +750,7 @@ template <typename KV, int MAX_DIM>
                 const float2 result = sum / totals[own_head] * (1.0f / FIXED_FACTOR);
                 words[unit] = msl_halves(result.x, result.y);
             }
-            ((device uint4*)out)[place_of_eighth(token, (first_head + own_head) * num_eighths + eighth, a.num_tokens)] =
+            ((device uint4*)out)[index_of_eighth(token, (first_head + own_head) * num_eighths + eighth, a.num_tokens)] =
                 words;
         }
         return;
@@ -762,7 +765,7 @@ template <typename KV, int MAX_DIM>
             sum += *(threadgroup const float4*)(parts + (s * num_heads + own_head) * part_stride + value);
         }
         const uint head = first_head + own_head;
-        if (a.num_pieces == 1) {
+        if (a.num_splits == 1) {
             *(device float4*)(out + (ulong(token) * a.num_heads + head) * head_dim + value) = sum / totals[own_head];
         } else {
             *(device float4*)(partials + record_of(a, index.z, head, index.x) + value) = sum;
@@ -778,7 +781,7 @@ DECODE(bf16, bfloat, 256)
 DECODE(q8_0, Code, 128)
 DECODE(q8_0, Code, 256)
 
-// Merges the pieces of a row for one head. A warp has every so many pieces, each lane four or eight values of them.
+// Merges the KV splits of a row for one head. A warp has every n-th split, each lane four or eight values.
 [[kernel]] void decode_attention_merge(
     constant DecodeAttentionArgs& a [[buffer(0)]],
     device const DecodeRow* rows [[buffer(1)]],
@@ -790,39 +793,39 @@ DECODE(q8_0, Code, 256)
     uint lane [[thread_index_in_simdgroup]],
     uint slice [[simdgroup_index_in_threadgroup]]
 ) {
-    constexpr uint TURNS = MAX_PIECES / SLICES;
+    constexpr uint TURNS = MAX_SPLITS / SLICES;
     constexpr uint ROUNDS = 2;  // of four values for each lane, up to 256
     const uint head_dim = HEAD_DIM;
     const uint head = index.x;
     const uint thread_index = slice * LANES + lane;
     const uint seq_len = rows[index.y].seq_len;
     const Cut cut = cut_of(a, seq_len);
-    const uint num_pieces = (seq_len - cut.first + cut.piece_size - 1) / cut.piece_size;
+    const uint num_splits = (seq_len - cut.first + cut.split_size - 1) / cut.split_size;
     device const float* records = partials + record_of(a, index.y, head, 0);
     const uint stride = head_dim + 4;
     msl_wait_for_inputs();
-    // All reads are under way before the first of them is waited for.
+    // All loads are issued before the first one is waited for.
     float4 values[ROUNDS][TURNS];
 #pragma clang loop unroll(full)
     for (uint round = 0; round < ROUNDS; ++round) {
 #pragma clang loop unroll(full)
         for (uint turn = 0; turn < TURNS; ++turn) {
-            const uint piece = turn * SLICES + slice;
+            const uint split = turn * SLICES + slice;
             const uint value = 4 * (round * LANES + lane);
-            const bool exists = piece < num_pieces && value < head_dim;
+            const bool exists = split < num_splits && value < head_dim;
             values[round][turn] =
-                exists ? *(device const float4*)(records + piece * stride + value) : float4(0.0f);
+                exists ? *(device const float4*)(records + split * stride + value) : float4(0.0f);
         }
     }
-    // A lane for each piece.
-    const bool has_piece = lane < num_pieces;
-    const float own_maximum = has_piece ? records[lane * stride + head_dim] : LOWEST;
-    const float own_sum = has_piece ? records[lane * stride + head_dim + 1] : 0.0f;
+    // A lane for each split.
+    const bool has_split = lane < num_splits;
+    const float own_maximum = has_split ? records[lane * stride + head_dim] : LOWEST;
+    const float own_sum = has_split ? records[lane * stride + head_dim + 1] : 0.0f;
     const float maximum = simd_max(own_maximum);
     const float own_weight = fast::exp2(own_maximum - maximum);
-    const float sum_of_pieces = simd_sum(own_sum * own_weight);
+    const float sum_of_splits = simd_sum(own_sum * own_weight);
     const float total =
-        HAS_SINKS ? with_sink(sum_of_pieces, maximum - LARGEST_EXPONENT, sinks[head]) : sum_of_pieces;
+        HAS_SINKS ? with_sink(sum_of_splits, maximum - LARGEST_EXPONENT, sinks[head]) : sum_of_splits;
 #pragma clang loop unroll(full)
     for (uint round = 0; round < ROUNDS; ++round) {
         float4 sum = float4(0.0f);

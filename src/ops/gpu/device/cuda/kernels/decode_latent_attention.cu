@@ -1,19 +1,19 @@
-// Attention of tokens by themselves over latent rows, on tensor cores: there is one key head for all query heads, and its
-// first values are also the values.
+// Attention of single tokens over latent rows, on tensor cores. All query heads share one key head, and the first
+// values of its keys are also the values.
 //
-// A threadgroup has a piece of one token's context and up to 16 of its query heads. Rows of the cache come by in threadgroup
-// memory, TILE positions at a time, once for all heads and as keys and as values; while those of a tile are used, those of
-// the next one are on their way. Positions are the rows of the first product, and each warp multiplies 16 of them with a
-// quarter of the queries' columns, which stay in its registers. The quarters are added up in threadgroup memory, with a
-// lane for each position and a warp for some heads, and from there weights go to all warps. Values of a row are the rows of
-// the second product: each warp has every eighth 16 of them, of all heads, and keeps the results.
+// A thread block has a KV split of one token's context and up to 16 of its query heads. Cache rows pass through shared
+// memory, TILE positions at a time, once for all heads, as keys and as values; the next tile is loaded while one is
+// used. Positions are the rows of the first GEMM. Each warp multiplies 16 of them by a quarter of the queries' columns,
+// which stay in its registers. The quarters are reduced in shared memory, with a lane for each position and a warp for
+// some heads, and all warps read the weights there. Values of a row are the rows of the second GEMM: each warp has
+// every eighth block of 16 values, of all heads, and keeps the results.
 //
-// A context is cut by the length of the sequence only, and everything is added up in that order, so a row has the same bits
-// in every batch. A second kernel merges the pieces if there are several.
+// KV splits depend on the length of the sequence only, and the order of additions is fixed, so a row has the same bits
+// in every batch. A second kernel merges the KV splits if there are several.
 //
-// Queries and weights are halves. Scores are exponents of two: the logarithm is part of `scale`. Weights are at most
-// 2^15, so that those of a long context which are small beside the largest keep their bits; sums are of weights as they
-// were rounded. Rows of bf16 become halves where they are used, those of q8_0 where they come.
+// Queries and weights are halves. Scores are exponents of two: `scale` includes the logarithm. Weights are at most
+// 2^15, so that the small weights of a long context keep their bits; sums add the weights as packed. Rows of bf16
+// become halves when they are used, those of q8_0 when they are loaded.
 
 #define FOR_NVIDIA
 #include "cached.h"
@@ -23,35 +23,35 @@ struct DecodeLatentAttentionArgs {
     Pages pages;
     uint num_heads;
     uint value_dim;
-    uint q_stride;    // values from one token's queries to the next
-    uint piece_size;  // positions of a piece, and twice as many as often as there would be more than MAX_PIECES
-    uint num_pieces;  // of the longest context of the launch
+    uint q_stride;    // stride of tokens' queries, in values
+    uint split_size;  // positions of a KV split; doubled until there are at most MAX_SPLITS
+    uint num_splits;  // of the longest context of the launch
     float scale;      // of scores, times log2(e)
 };
 
-// Values of a row, and those of them that are values: multiples of 16. Known to the compiler, so that no loop is counted.
+// Values of a row, and the number of them that are its value: multiples of 16, as compile-time constants.
 constant ushort ROW_DIM [[function_constant(0)]];
 constant ushort VALUE_DIM [[function_constant(1)]];
 
 constant constexpr uint MAX_ROW_DIM = 576;
 constant constexpr uint MAX_VALUE_DIM = 512;
-constant constexpr uint MAX_PIECES = 2 * LANES;
+constant constexpr uint MAX_SPLITS = 2 * LANES;
 constant constexpr uint WARPS = 8;
 constant constexpr uint QUARTERS = 4;
 constant constexpr uint TILE = WARPS / QUARTERS * 16;
 constant constexpr float LARGEST_EXPONENT = 15.0f;
 
-inline uint piece_size_of(constant DecodeLatentAttentionArgs& a, uint seq_len) {
-    uint piece_size = a.piece_size;
-    while (piece_size * MAX_PIECES < seq_len) {
-        piece_size *= 2;
+inline uint split_size_of(constant DecodeLatentAttentionArgs& a, uint seq_len) {
+    uint split_size = a.split_size;
+    while (split_size * MAX_SPLITS < seq_len) {
+        split_size *= 2;
     }
-    return piece_size;
+    return split_size;
 }
 
-// Partial results of a head: its values, maximum and sum, and room up to the next 16 bytes.
-inline ulong record_of(constant DecodeLatentAttentionArgs& a, uint row, uint head, uint piece) {
-    return ((ulong(row) * a.num_heads + head) * a.num_pieces + piece) * (a.value_dim + 4);
+// The partial result of a head: its values, maximum and sum, padded to 16 bytes.
+inline ulong record_of(constant DecodeLatentAttentionArgs& a, uint row, uint head, uint split) {
+    return ((ulong(row) * a.num_heads + head) * a.num_splits + split) * (a.value_dim + 4);
 }
 
 template <typename KV, int HEADS>
@@ -62,7 +62,7 @@ template <typename KV, int HEADS>
     device const uint* block_tables [[buffer(3)]],
     device const DecodeRow* rows [[buffer(4)]],
     device float* out [[buffer(5)]],       // [token, head, value_dim]
-    device float* partials [[buffer(6)]],  // [row, head, piece, value_dim + 4]
+    device float* partials [[buffer(6)]],  // [row, head, split, value_dim + 4]
     threadgroup char* memory [[threadgroup(0)]],
     uint3 index [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
@@ -73,7 +73,7 @@ template <typename KV, int HEADS>
     constexpr uint STEPS = MAX_ROW_DIM / 16 / QUARTERS;
     constexpr uint VALUE_TILES = MAX_VALUE_DIM / 16 / WARPS;
     constexpr uint THREADS_OF_ROW = WARPS * LANES / TILE;
-    // In halves or floats, more than there are: rows that are read together lie in different banks.
+    // Strides in halves or floats, padded: rows that are read together lie in different banks.
     const uint row_stride = (ROW_DIM / 8 | 1) * 8;
     constexpr uint PART_STRIDE = TILE + 4;
     constexpr uint WEIGHT_STRIDE = TILE + 8;
@@ -83,34 +83,34 @@ template <typename KV, int HEADS>
     const uint first_position = warp / QUARTERS * 16;
     const uint thread_index = warp * LANES + lane;
 
-    // Two tiles of rows; parts of scores, [quarter][head][position]; weights, [head][position]; of each head what its
-    // results so far are multiplied with, and the sum of its weights.
+    // Two tiles of rows; partial scores, [quarter][head][position]; weights, [head][position]; for each head the factor
+    // for its previous results, and the sum of its weights.
     threadgroup ushort* tiles = (threadgroup ushort*)memory;
     threadgroup float* parts = (threadgroup float*)(tiles + 2 * TILE * row_stride);
     threadgroup half* weights = (threadgroup half*)(parts + QUARTERS * HEADS * PART_STRIDE);
     threadgroup float* factors = (threadgroup float*)(weights + HEADS * WEIGHT_STRIDE);
     threadgroup float* totals = factors + HEADS;
 
-    // The lists of a step are there before the first of its kernels begins.
+    // The step's batch metadata are complete before its first kernel starts.
     const uint token = rows[index.z].token;
     const uint seq_len = rows[index.z].seq_len;
     device const uint* block_table = block_tables + rows[index.z].table_start;
-    const uint piece_size = piece_size_of(a, seq_len);
-    const uint begin = index.y * piece_size;
+    const uint split_size = split_size_of(a, seq_len);
+    const uint begin = index.y * split_size;
     if (begin >= seq_len) {
         return;
     }
-    const uint end = min(begin + piece_size, seq_len);
+    const uint end = min(begin + split_size, seq_len);
     const uint first_head = index.x * HEADS;
     const uint num_heads = min(a.num_heads - first_head, uint(HEADS));
 
-    // Behind the last position there is the last one again, so that whatever is read is a number.
+    // Positions past the end repeat the last one, so that every read is valid.
     const uint own_position = thread_index / THREADS_OF_ROW;
     const uint own_eighth = thread_index % THREADS_OF_ROW;
     const auto row_of_thread = [&](uint first) {
         return row_of(a.pages, block_table, 0, min(first + own_position, end - 1));
     };
-    // Calls `visit` with the value and the place of each eight values that this thread has of a tile.
+    // Calls `visit` with the value and the address of each of this thread's groups of eight values of a tile.
     const auto visit_own = [&](uint tile, auto visit) {
         threadgroup ushort* target = tiles + (tile * TILE + own_position) * row_stride + 8 * own_eighth;
 #pragma clang loop unroll(full)
@@ -121,8 +121,8 @@ template <typename KV, int HEADS>
         }
     };
     const auto begin_copy = [&](uint row, uint tile) {
-        visit_own(tile, [&](uint value, threadgroup ushort* place) {
-            begin_eight(a.pages, cache, row, ROW_DIM, value, place);
+        visit_own(tile, [&](uint value, threadgroup ushort* target) {
+            begin_eight(a.pages, cache, row, ROW_DIM, value, target);
         });
         msl_end_group();
     };
@@ -131,8 +131,8 @@ template <typename KV, int HEADS>
     begin_copy(next_row, 0);
     next_row = row_of_thread(begin + TILE);
 
-    // Columns 16 · (4 · step + quarter) and on, of heads g and g + 8. Heads that do not exist have the queries of one that
-    // does.
+    // Columns from 16 · (4 · step + quarter) on, of heads g and g + 8. Missing heads repeat the queries of an existing
+    // one.
     const auto has_step = [&](uint step) {
         return 16 * QUARTERS * (step + 1) <= ROW_DIM || 16 * (QUARTERS * step + quarter) < ROW_DIM;
     };
@@ -155,7 +155,7 @@ template <typename KV, int HEADS>
         }
     }
 
-    // Of the heads of the warp: the sum is of the lane's positions only.
+    // Of the warp's heads: the sum covers the lane's positions only.
     float maxima[OWN_HEADS];
     float sums[OWN_HEADS];
 #pragma clang loop unroll(full)
@@ -172,9 +172,9 @@ template <typename KV, int HEADS>
         threadgroup const ushort* tile = tiles + parity * TILE * row_stride;
         msl_wait_for_groups<0>();
         if (is_same_v<KV, Code>) {
-            visit_own(parity, [&](uint value, threadgroup ushort* place) { end_eight<KV>(place, value); });
+            visit_own(parity, [&](uint value, threadgroup ushort* target) { end_eight<KV>(target, value); });
         }
-        // Here the rows are there for all threads, and all have done with those of the tile before.
+        // From here on all threads see the tile's rows, and none uses the previous tile.
         threadgroup_barrier(mem_flags::mem_threadgroup);
         parity = 1 - parity;
         if (first + TILE < end) {
@@ -182,7 +182,7 @@ template <typename KV, int HEADS>
             next_row = row_of_thread(first + 2 * TILE);
         }
 
-        // Every other step apart, so that one need not wait for the one before.
+        // Even and odd steps have separate sums, so that one need not wait for the other.
         float scores[2][HEAD_TILES][4] = {};
         threadgroup const ushort* own_keys = tile + (first_position + lane % 16) * row_stride + lane / 16 * 8;
 #pragma clang loop unroll(full)
@@ -278,7 +278,7 @@ template <typename KV, int HEADS>
         }
     }
 
-    const bool is_whole = a.num_pieces == 1;
+    const bool is_whole = a.num_splits == 1;
 #pragma clang loop unroll(full)
     for (uint turn = 0; turn < OWN_HEADS; ++turn) {
         const uint head = turn * WARPS + warp;
@@ -321,7 +321,7 @@ DECODE(f16, half, 16)
 DECODE(bf16, bfloat, 16)
 DECODE(q8_0, Code, 16)
 
-// Merges the pieces of a row for four values a lane of one head. A warp has every eighth piece.
+// Merges the KV splits of a row of one head, four values per lane. A warp has every eighth split.
 [[kernel]] void decode_latent_attention_merge(
     constant DecodeLatentAttentionArgs& a [[buffer(0)]],
     device const DecodeRow* rows [[buffer(1)]],
@@ -332,40 +332,40 @@ DECODE(q8_0, Code, 16)
     uint lane [[thread_index_in_simdgroup]],
     uint warp [[simdgroup_index_in_threadgroup]]
 ) {
-    constexpr uint TURNS = MAX_PIECES / WARPS;
-    constexpr uint OWN_PIECES = MAX_PIECES / LANES;
+    constexpr uint TURNS = MAX_SPLITS / WARPS;
+    constexpr uint OWN_SPLITS = MAX_SPLITS / LANES;
     constexpr uint VALUES = 4 * LANES;
     const uint head = index.x;
     const uint seq_len = rows[index.y].seq_len;
-    const uint piece_size = piece_size_of(a, seq_len);
-    const uint num_pieces = (seq_len + piece_size - 1) / piece_size;
+    const uint split_size = split_size_of(a, seq_len);
+    const uint num_splits = (seq_len + split_size - 1) / split_size;
     device const float* records = partials + record_of(a, index.y, head, 0);
     const uint stride = a.value_dim + 4;
     const uint value = index.z * VALUES + 4 * lane;
     msl_wait_for_inputs();
-    // All reads are under way before the first of them is waited for.
+    // All loads are issued before the first one is waited for.
     float4 values[TURNS];
 #pragma clang loop unroll(full)
     for (uint turn = 0; turn < TURNS; ++turn) {
-        const uint piece = turn * WARPS + warp;
-        const bool exists = piece < num_pieces && value < a.value_dim;
-        values[turn] = exists ? *(device const float4*)(records + piece * stride + value) : float4(0.0f);
+        const uint split = turn * WARPS + warp;
+        const bool exists = split < num_splits && value < a.value_dim;
+        values[turn] = exists ? *(device const float4*)(records + split * stride + value) : float4(0.0f);
     }
-    // A lane for some pieces.
-    float own_weights[OWN_PIECES];
-    float own_sums[OWN_PIECES];
+    // A lane for some splits.
+    float own_weights[OWN_SPLITS];
+    float own_sums[OWN_SPLITS];
     float maximum = LOWEST;
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < OWN_PIECES; ++i) {
-        const uint piece = i * LANES + lane;
-        own_weights[i] = piece < num_pieces ? records[piece * stride + a.value_dim] : LOWEST;
-        own_sums[i] = piece < num_pieces ? records[piece * stride + a.value_dim + 1] : 0.0f;
+    for (uint i = 0; i < OWN_SPLITS; ++i) {
+        const uint split = i * LANES + lane;
+        own_weights[i] = split < num_splits ? records[split * stride + a.value_dim] : LOWEST;
+        own_sums[i] = split < num_splits ? records[split * stride + a.value_dim + 1] : 0.0f;
         maximum = max(maximum, own_weights[i]);
     }
     maximum = simd_max(maximum);
     float total = 0.0f;
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < OWN_PIECES; ++i) {
+    for (uint i = 0; i < OWN_SPLITS; ++i) {
         own_weights[i] = msl_exp2(own_weights[i] - maximum);
         total = fma(own_sums[i], own_weights[i], total);
     }
@@ -373,8 +373,8 @@ DECODE(q8_0, Code, 16)
     float4 sum = float4(0.0f);
 #pragma clang loop unroll(full)
     for (uint turn = 0; turn < TURNS; ++turn) {
-        const uint piece = turn * WARPS + warp;
-        const float weight = simd_shuffle(own_weights[turn * WARPS / LANES], ushort(piece % LANES));
+        const uint split = turn * WARPS + warp;
+        const float weight = simd_shuffle(own_weights[turn * WARPS / LANES], ushort(split % LANES));
         sum = fma(values[turn], float4(weight), sum);
     }
     *(threadgroup float4*)(memory + warp * VALUES + 4 * lane) = sum;

@@ -1,7 +1,7 @@
-// Embeddings out of a table in tiles (`pieces.h`).
+// Embeddings from a table in tiles (`fragments.h`).
 
 #define FOR_NVIDIA
-#include "pieces.h"
+#include "fragments.h"
 
 struct EmbedArgs {
     Planes planes;
@@ -10,8 +10,8 @@ struct EmbedArgs {
     float scale;
 };
 
-// out[i] = scale · table[token_ids[i]]. A thread decodes what a lane of a product has of a piece, as exactly as in single precision.
-// A token that is none, which a row that has failed carries along, is embedded as zeros.
+// out[i] = scale · table[token_ids[i]]. A thread decodes the fragment that a matmul's lane would have, in single
+// precision. An invalid token, which a failed row passes on, is embedded as zeros.
 template <typename F>
 [[kernel]] void embed_tiled(
     constant EmbedArgs& a [[buffer(0)]],
@@ -22,24 +22,24 @@ template <typename F>
     uint lane [[thread_index_in_simdgroup]]
 ) {
     const uint num_columns = 16 * a.num_units;
-    const uint num_pieces = (num_columns + Piece<F>::COLUMNS - 1) / Piece<F>::COLUMNS;
-    // Four lanes have a piece.
-    const uint piece = index.x * (LANES / 4) + lane / 4;
+    const uint num_k_tiles = (num_columns + Fragment<F>::COLUMNS - 1) / Fragment<F>::COLUMNS;
+    // Four lanes have a K tile.
+    const uint k_tile = index.x * (LANES / 4) + lane / 4;
     const uint t = lane % 4;
-    if (piece >= num_pieces) {
+    if (k_tile >= num_k_tiles) {
         return;
     }
     msl_wait_for_inputs();
     const uint token_id = token_ids[index.y];
     const bool exists = token_id < a.num_rows;
     const uint row = exists ? token_id : 0;
-    const uint place = row / 8 * num_pieces + piece;
-    const Piece<F> own = Source<F>(table, in_registers(a.planes), place, row % 8 * 4 + t).read(0);
+    const uint fragment = row / 8 * num_k_tiles + k_tile;
+    const Fragment<F> own = Source<F>(table, in_registers(a.planes), fragment, row % 8 * 4 + t).read(0);
     const ScalesOf<F> scales(own.scale);
     device float* target = out + ulong(index.y) * num_columns;
 #pragma clang loop unroll(full)
     for (int eight = 0; eight < num_eights<F>(); ++eight) {
-        const uint column = piece * Piece<F>::COLUMNS + column_of_eight<F>(eight, t);
+        const uint column = k_tile * Fragment<F>::COLUMNS + column_of_eight<F>(eight, t);
         if (column >= num_columns) {
             continue;
         }

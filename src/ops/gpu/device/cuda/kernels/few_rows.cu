@@ -1,44 +1,45 @@
-// Products of weights with up to 64 rows of activations on tensor cores, with the norm in front and the residual behind.
+// Matmuls of weights with up to 64 rows of activations on tensor cores, with the norm before and the residual after.
 //
-// The instruction multiplies 16 rows of weights with 8 rows of activations over 16 columns. Weights lie in memory as its lanes
-// want them (`pieces.h`), and come through a ring in threadgroup memory in which each thread has places of its own. A thread
-// takes few registers so, and what it waits for is under way long before: also weights of the next kernel while this one
-// ends.
+// The instruction multiplies 16 rows of weights by 8 rows of activations over 16 columns. Weights are stored in the
+// layout of its lanes (`fragments.h`). They pass through a ring in shared memory in which each thread has slots of its
+// own. So a thread takes few registers, and loads are issued long before their use; the next kernel's weights are
+// loaded while this kernel ends.
 //
-// The slices of a row and the order in which they are added depend on the matrix only, so a row of activations has the
-// same bits in every batch.
+// The slices of a row and the order of their additions depend on the matrix only, so a row of activations has the same
+// bits in every batch.
 
 #define FOR_NVIDIA
 #include "slices.h"
 
-// The compiler is told that one threadgroup of a core is enough: it would save registers for more, and pay with time.
+// One thread block per SM: for more, the compiler would save registers at the cost of time.
 #define MAX_THREADS 512
 #define MIN_THREADGROUPS 1
 
-constant bool IS_WHOLE [[function_constant(5)]];  // all activations are in threadgroup memory at once
-constant ushort STAGES [[function_constant(6)]];  // chunks that are in the ring or on their way to it: two or three
-// Times eight columns of a row of activations that a thread has, up to four; of longer rows it has more, four at a time.
+constant bool IS_WHOLE [[function_constant(5)]];  // all activations are in shared memory at once
+constant ushort STAGES [[function_constant(6)]];  // chunks in the ring, in use or loading: two or three
+// Groups of eight columns of a row of activations that a thread loads at once, up to four; longer rows take several
+// rounds.
 constant ushort OWN_EIGHTS [[function_constant(7)]];
 
 constant constexpr uint NUM_THREADS = MAX_THREADS;
 
-// One of up to three matrices, as a launch has them.
+// One of up to three matrices of a launch.
 struct Operand {
     device const uchar* weights;
     device const uchar* up_weights;
     device const float* bias;
 };
 
-// The tiles that a threadgroup still has to compute: every `step`-th one of a matrix of the stack; or, of groups, a run of
-// the tiles of all of them, where those of a group lie behind those of the one before.
+// The tiles that a thread block still has to compute: every `step`-th one of a matrix of the stack; or, with groups, a
+// run of the tiles of all groups in sequence.
 struct Tiles {
     uint matrix;  // of the stack, or the group
     uint tile;    // of the matrix
-    uint left;    // to the end of the matrix or of the run, with this one
+    uint left;    // to the end of the matrix or of the run, including this one
     uint step;
 };
 
-// Leaves out the tiles of groups that have no rows from `first_token` on.
+// Skips the tiles of groups that have no rows from `first_token` on.
 inline void leave_out_short_groups(device const RowGroup* groups, uint num_tiles, uint first_token, thread Tiles& tiles) {
     while (tiles.left > 0 && groups[tiles.matrix].num_rows <= first_token) {
         tiles.left -= min(tiles.left, num_tiles - tiles.tile);
@@ -47,12 +48,12 @@ inline void leave_out_short_groups(device const RowGroup* groups, uint num_tiles
     }
 }
 
-// Those of threadgroup `index` of a launch. If the last matrix has another format, some threadgroups have its tiles, and the
-// others those in front of it. Runs are equally long, and groups that do not exist, the last ones of the list, have no part
-// in them.
+// The tiles of thread block `index` of a launch. If the last matrix has another format, some thread blocks have its
+// tiles, and the rest have those of the others. Runs are equally long; missing groups, at the end of the list, have no
+// tiles.
 template <bool IS_MIXED>
 inline Tiles tiles_of(
-    constant ProductArgs& a,
+    constant MatmulArgs& a,
     device const RowGroup* groups,
     uint3 index,
     uint num_threadgroups,
@@ -85,20 +86,20 @@ inline Tiles tiles_of(
     return tiles;
 }
 
-// Where the sum of a slice for a token and a row of a tile is: so that those that a warp writes together lie in different
-// banks, and those that it reads of a token and of slices whose numbers differ by eight, with two words between slices.
-inline uint place_of_sum(uint token, uint row) {
+// The index of a slice's sum for a token and a row of a tile, without bank conflicts: sums that a warp writes together
+// lie in different banks, and so do those that it reads for a token from slices whose numbers differ by eight. Slices
+// are padded by two words.
+inline uint index_of_sum(uint token, uint row) {
     return (token / 8 * 8 + token % 2 * 4 + token / 2 % 4) * 16 + (row ^ (token & 4) * 2);
 }
 
-// A threadgroup has 16 rows of weights (half as many results if GATED) at a time, those of the tiles that it has to do, and up
-// to TOKEN_TILES · 8 rows of activations, from `first_token` of the matrix or the group on.
+// A thread block has 16 rows of weights (half as many results if GATED) at a time, one of its tiles, and up to
+// TOKEN_TILES · 8 rows of activations, from `first_token` of the matrix or the group on.
 //
-// Where there is room (IS_WHOLE), activations are in threadgroup memory from the begin to the end; else each warp reads what
-// it multiplies.
+// Where there is space (IS_WHOLE), all activations stay in shared memory; otherwise each warp loads its operands.
 template <typename F, int TOKEN_TILES, bool GATED>
 inline void few(
-    constant ProductArgs& a,
+    constant MatmulArgs& a,
     Operand operand0,
     Operand operand1,
     Operand operand2,
@@ -115,21 +116,21 @@ inline void few(
 ) {
     constexpr uint RESULTS = GATED ? 8 : 16;
     constexpr uint TOKENS = TOKEN_TILES * 8;
-    constexpr uint COLUMNS = Piece<F>::COLUMNS;
+    constexpr uint COLUMNS = Fragment<F>::COLUMNS;
     constexpr uint CHUNK = COLUMNS * SLICES;
     constexpr Pairs PAIRS = Decoder<F>::PAIRS;
     const uint g = lane / 4;
     const uint t = lane % 4;
     const uint thread_index = slice * LANES + lane;
     const uint num_columns = 16 * a.num_units;
-    const uint num_pieces = (num_columns + COLUMNS - 1) / COLUMNS;
-    const uint num_chunks = (num_pieces + SLICES - 1) / SLICES;
-    // A gated product has one list of tiles for both matrices.
+    const uint num_k_tiles = (num_columns + COLUMNS - 1) / COLUMNS;
+    const uint num_chunks = (num_k_tiles + SLICES - 1) / SLICES;
+    // A gated matmul has one list of tiles for both matrices.
     const auto matrix_of_tile = [&](uint tile) {
         return GATED || tile < a.matrices[1].first_group ? 0 : tile < a.matrices[2].first_group ? 1 : 2;
     };
 
-    // Where the next weights of the slice come from and go to.
+    // The source of the slice's next weights, and their slots in the ring.
     const Ring<F, NUM_THREADS, 2> ring(memory, thread_index);
     Source<F> sources[2];
     const auto advance = [&](thread Tiles& tiles) {
@@ -147,14 +148,14 @@ inline void few(
         const int m = matrix_of_tile(tile);
         const Operand operand = m == 0 ? operand0 : m == 1 ? operand1 : operand2;
         const Planes planes = in_registers(a.matrices[m].planes);
-        // Rows that do not exist have the weights of some that do; nobody reads their sums.
+        // Missing rows repeat the weights of existing ones; their sums are not used.
         const uint num_eights = (a.matrices[m].num_rows + 7) / 8;
         const uint first_eight = (tile - a.matrices[m].first_group) * (RESULTS / 8);
 #pragma clang loop unroll(full)
         for (int h = 0; h < 2; ++h) {
             const uint eight = min(GATED ? first_eight : first_eight + h, num_eights - 1);
             device const uchar* weights = GATED && h == 1 ? operand.up_weights : operand.weights;
-            sources[h] = Source<F>(weights, planes, (stacked * num_eights + eight) * num_pieces, lane);
+            sources[h] = Source<F>(weights, planes, (stacked * num_eights + eight) * num_k_tiles, lane);
         }
     };
     const auto bring_weights = [&](uint stage) {
@@ -162,11 +163,11 @@ inline void few(
             if (next_chunk == 0) {
                 turn_to_tile(IS_GROUPED ? groups[next.matrix].matrix : next.matrix, next.tile);
             }
-            // Columns that do not exist have the weights of some that do; their activations are zeros.
-            const uint piece = min(next_chunk * SLICES + slice, num_pieces - 1);
+            // Missing columns repeat the weights of existing ones; their activations are zeros.
+            const uint k_tile = min(next_chunk * SLICES + slice, num_k_tiles - 1);
 #pragma clang loop unroll(full)
             for (int h = 0; h < 2; ++h) {
-                ring.bring(stage, h, sources[h], piece);
+                ring.bring(stage, h, sources[h], k_tile);
             }
             next_chunk += 1;
             if (next_chunk == num_chunks) {
@@ -181,23 +182,23 @@ inline void few(
         bring_weights(stage);
     }
 
-    // Behind the ring: sums of slices, squares, factors, activations. Sums of few rows take turns between two places, so that
-    // there is one barrier for a tile; more rows need the room.
+    // After the ring: sums of slices, squares, factors, activations. With few rows, sums alternate between two buffers,
+    // which saves a barrier per tile; more rows need the space.
     constexpr uint SLICE_STRIDE = TOKENS * 16 + 2;
-    constexpr uint PARTS = SLICES * SLICE_STRIDE;
+    constexpr uint SUMS_LEN = SLICES * SLICE_STRIDE;
     constexpr uint TURNS = TOKEN_TILES == 1 ? 2 : 1;
-    threadgroup float* parts = (threadgroup float*)(memory + STAGES * ring.STAGE_BYTES);
-    threadgroup float* squares = parts + TURNS * PARTS;
+    threadgroup float* sums_of_slices = (threadgroup float*)(memory + STAGES * ring.STAGE_BYTES);
+    threadgroup float* squares = sums_of_slices + TURNS * SUMS_LEN;
     threadgroup float* factors = squares + SLICES * TOKENS;
     threadgroup uint* staged = (threadgroup uint*)(factors + TOKENS);
-    // Words from one row to the next: rows that are read together lie in different banks.
+    // Stride of rows in words: rows that are read together lie in different banks.
     const uint x_stride = num_chunks * (CHUNK / 2) + (COLUMNS == 64 ? 4 : 16);
-    // What the tile belongs to, and the rows of activations that it is multiplied with.
-    Part part;
+    // The tile's matrix or group, and the rows of activations that it is multiplied by.
+    Problem problem;
     uint num_tokens;
     const auto row_of_x = [&](uint token) {
-        const uint row = IS_GROUPED ? row_at(rows, a.gathers, part.first_place + first_token + token) : first_token + token;
-        return x + part.x_offset + ulong(row) * a.x_stride;
+        const uint row = IS_GROUPED ? row_at(rows, a.gathers, problem.first_slot + first_token + token) : first_token + token;
+        return x + problem.x_offset + ulong(row) * a.x_stride;
     };
     const auto read_eight = [&](device const float* from, thread float (&values)[8]) {
         const float4 low = *(device const float4*)from;
@@ -214,56 +215,56 @@ inline void few(
             values[v] *= weights[v];
         }
     };
-    // The norm's weights of the eight columns of a thread that are brought next.
+    // The norm's weights of the eight columns that the thread loads next.
     float norm_weights[4][8] = {};
-    const auto read_norm_weights = [&](uint first_place) {
+    const auto read_norm_weights = [&](uint first_eight) {
 #pragma clang loop unroll(full)
         for (uint p = 0; p < 4; ++p) {
             if (HAS_NORM && p < OWN_EIGHTS) {
-                read_eight(norm + min(8 * (first_place + p * NUM_THREADS), num_columns - 8), norm_weights[p]);
+                read_eight(norm + min(8 * (first_eight + p * NUM_THREADS), num_columns - 8), norm_weights[p]);
             }
         }
     };
-    // Each thread has the same columns of every row of activations: the order in which squares are added is that of all
-    // batches. Up to four times eight columns are on their way at a time, of as many rows as there are.
+    // Each thread has the same columns of every row of activations: the order in which squares are added is the same in
+    // every batch. Up to four groups of eight columns are in flight at a time, divided among the rows.
     const auto bring = [&](auto rows_together) {
         constexpr uint ROWS = decltype(rows_together)::value;
-        constexpr uint MAX_PLACES = 4 / ROWS;
-        const uint num_places = OWN_EIGHTS < MAX_PLACES ? uint(OWN_EIGHTS) : MAX_PLACES;
+        constexpr uint MAX_OWN_EIGHTS = 4 / ROWS;
+        const uint num_own_eights = OWN_EIGHTS < MAX_OWN_EIGHTS ? uint(OWN_EIGHTS) : MAX_OWN_EIGHTS;
 #pragma clang loop unroll(disable)
         for (uint first = 0; first < num_tokens; first += ROWS) {
             float own_squares[ROWS] = {};
 #pragma clang loop unroll(disable)
-            for (uint first_place = thread_index; 8 * first_place < num_chunks * CHUNK; first_place += num_places * NUM_THREADS) {
-                float values[MAX_PLACES][ROWS][8];
+            for (uint first_eight = thread_index; 8 * first_eight < num_chunks * CHUNK; first_eight += num_own_eights * NUM_THREADS) {
+                float values[MAX_OWN_EIGHTS][ROWS][8];
 #pragma clang loop unroll(full)
-                for (uint p = 0; p < MAX_PLACES; ++p) {
-                    const uint column = min(8 * (first_place + p * NUM_THREADS), num_columns - 8);
+                for (uint p = 0; p < MAX_OWN_EIGHTS; ++p) {
+                    const uint column = min(8 * (first_eight + p * NUM_THREADS), num_columns - 8);
 #pragma clang loop unroll(full)
                     for (uint i = 0; i < ROWS; ++i) {
-                        if (p < num_places && first + i < num_tokens) {
+                        if (p < num_own_eights && first + i < num_tokens) {
                             read_eight(row_of_x(first + i) + column, values[p][i]);
                         }
                     }
                 }
-                if (IS_WHOLE && 8 * num_places * NUM_THREADS < num_chunks * CHUNK) {
-                    read_norm_weights(first_place);
+                if (IS_WHOLE && 8 * num_own_eights * NUM_THREADS < num_chunks * CHUNK) {
+                    read_norm_weights(first_eight);
                 }
 #pragma clang loop unroll(full)
-                for (uint p = 0; p < MAX_PLACES; ++p) {
-                    const uint place = first_place + p * NUM_THREADS;
-                    const bool exists = 8 * place < num_columns;
+                for (uint p = 0; p < MAX_OWN_EIGHTS; ++p) {
+                    const uint own_eight = first_eight + p * NUM_THREADS;
+                    const bool exists = 8 * own_eight < num_columns;
 #pragma clang loop unroll(full)
                     for (uint i = 0; i < ROWS; ++i) {
-                        if (p < num_places && first + i < num_tokens) {
+                        if (p < num_own_eights && first + i < num_tokens) {
 #pragma clang loop unroll(full)
                             for (int v = 0; v < 8; ++v) {
                                 values[p][i][v] = exists ? values[p][i][v] : 0.0f;
                                 own_squares[i] = fma(values[p][i][v], values[p][i][v], own_squares[i]);
                             }
-                            if (IS_WHOLE && 8 * place < num_chunks * CHUNK) {
+                            if (IS_WHOLE && 8 * own_eight < num_chunks * CHUNK) {
                                 weigh(norm_weights[p], values[p][i]);
-                                *(threadgroup uint4*)(staged + (first + i) * x_stride + 4 * place) =
+                                *(threadgroup uint4*)(staged + (first + i) * x_stride + 4 * own_eight) =
                                     paired<PAIRS>(values[p][i], X_SCALE);
                             }
                         }
@@ -279,21 +280,22 @@ inline void few(
             }
         }
     };
-    // The weights of the norm are not waited for, and are there when they are wanted.
+    // The norm's weights are loaded without a wait; they arrive before their use.
     if (IS_WHOLE) {
         read_norm_weights(thread_index);
     }
     msl_wait_for_inputs();
-    // Where the columns of the slice begin, and those of a token of each tile of them. Rows that do not exist have the numbers
-    // of one that does; nobody reads their sums.
+    // The first columns of the slice, and those of a token of each of its tiles. Missing rows repeat an existing one;
+    // their sums are not used.
     const uint own_column = slice * COLUMNS + column_of_eight<F>(0, t);
     threadgroup const uint* own_x[TOKEN_TILES];
-    // Behind a tile's barrier nobody reads its activations any more, and behind the barrier in here nobody its factors.
+    // After a tile's barrier no thread reads its activations, and after the barrier in here no thread reads its
+    // factors.
     const auto turn_to_rows = [&](uint matrix) {
-        part = part_of(a, groups, matrix);
-        num_tokens = min(part.num_rows - first_token, TOKENS);
+        problem = problem_of(a, groups, matrix);
+        num_tokens = min(problem.num_rows - first_token, TOKENS);
         if (IS_WHOLE || HAS_NORM) {
-            // The squares, and where there is room the activations.
+            // The squares, and with IS_WHOLE the activations.
             if (num_tokens == 1) {
                 bring(integral_constant<uint, 1>());
             } else if (num_tokens == 2) {
@@ -336,8 +338,8 @@ inline void few(
         return paired<PAIRS>(values, X_SCALE);
     };
 
-    // Two neighbouring threads add up a result of a tile, each the sums of half of the slices, quarter by quarter: those of row
-    // `own_row` and of the token that the warp has, if there are so many.
+    // Two neighbouring threads reduce a result of a tile, each the sums of half of the slices, quarter by quarter.
+    // Their result is that of row `own_row` and of the warp's token, if it exists.
     const uint own_token = slice;
     const uint own_row = lane / 2;
     const uint own_half = lane % 2;
@@ -358,13 +360,13 @@ inline void few(
         const uint row = (todo.tile - a.matrices[m].first_group) * RESULTS + own_row;
         const bool has_result =
             own_token < num_tokens && own_half == 0 && own_row < RESULTS && row < a.matrices[m].num_rows;
-        // What a result is added to is on its way while it is computed.
-        ulong place = 0;
+        // Loads the previous value of the result while the matmul runs.
+        ulong out_index = 0;
         float before = 0.0f;
         float bias = 0.0f;
         if (has_result) {
-            place = part.out_offset + ulong(first_token + own_token) * a.out_stride + a.matrices[m].out_offset + row;
-            before = !GATED && ADDS ? out[place] : 0.0f;
+            out_index = problem.out_offset + ulong(first_token + own_token) * a.out_stride + a.matrices[m].out_offset + row;
+            before = !GATED && ADDS ? out[out_index] : 0.0f;
             bias = !GATED && HAS_BIAS ? (m == 0 ? operand0.bias : m == 1 ? operand1.bias : operand2.bias)[row] : 0.0f;
         }
         float sums[TOKEN_TILES][4] = {};
@@ -374,29 +376,29 @@ inline void few(
             } else {
                 msl_wait_for_groups<0>();
             }
-            const Piece<F> pieces[2] = { ring.take(stage, 0), ring.take(stage, 1) };
+            const Fragment<F> fragments[2] = { ring.take(stage, 0), ring.take(stage, 1) };
             bring_weights(free_stage);
             free_stage = stage;
             stage = stage + 1 == STAGES ? 0 : stage + 1;
-            multiply_pieces<F, TOKEN_TILES>(
-                pieces, [&](int n, int eight) { return activations_of(n, chunk, eight); }, sums
+            multiply_fragments<F, TOKEN_TILES>(
+                fragments, [&](int n, int eight) { return activations_of(n, chunk, eight); }, sums
             );
         }
 
-        threadgroup float* own_parts = parts + turn * PARTS;
+        threadgroup float* own_sums = sums_of_slices + turn * SUMS_LEN;
         turn = (turn + 1) % TURNS;
 #pragma clang loop unroll(full)
         for (int n = 0; n < TOKEN_TILES; ++n) {
 #pragma clang loop unroll(full)
             for (int i = 0; i < 4; ++i) {
                 const uint token = 8 * n + 2 * t + i % 2;
-                own_parts[slice * SLICE_STRIDE + place_of_sum(token, g + i / 2 * 8)] = sums[n][i];
+                own_sums[slice * SLICE_STRIDE + index_of_sum(token, g + i / 2 * 8)] = sums[n][i];
             }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         if (own_token < num_tokens) {
             threadgroup const float* from =
-                own_parts + own_half * (SLICES / 2 * SLICE_STRIDE) + place_of_sum(own_token, own_row);
+                own_sums + own_half * (SLICES / 2 * SLICE_STRIDE) + index_of_sum(own_token, own_row);
             float quarters[2] = {};
 #pragma clang loop unroll(full)
             for (int s = 0; s < SLICES / 2; ++s) {
@@ -406,14 +408,14 @@ inline void few(
             result += simd_shuffle_xor(result, ushort(1));
             const float factor = HAS_NORM ? factors[own_token] : 1.0f / X_SCALE;
             if (GATED) {
-                // The other eight rows are those of the second matrix.
+                // The other eight rows belong to the second matrix.
                 const float up = simd_shuffle_xor(result, ushort(16));
                 result = gated(result * factor, up * factor);
             } else {
                 result = before + fma(result, factor, bias);
             }
             if (has_result) {
-                store(out, place, result);
+                store(out, out_index, result);
             }
         }
         if (TURNS == 1) {
@@ -424,7 +426,7 @@ inline void few(
 
 template <typename F, typename LAST, int TOKEN_TILES>
 [[kernel]] void few_rows(
-    constant ProductArgs& a [[buffer(0)]],
+    constant MatmulArgs& a [[buffer(0)]],
     device const uchar* weights0 [[buffer(1)]],
     device const uchar* weights1 [[buffer(2)]],
     device const uchar* weights2 [[buffer(3)]],
@@ -459,10 +461,10 @@ template <typename F, typename LAST, int TOKEN_TILES>
     }
 }
 
-// out = silu(gate · x) · (up · x), with the norm of x before it.
+// out = silu(gate · x) · (up · x), with the norm of x first.
 template <typename F, int TOKEN_TILES>
 [[kernel]] void few_rows_swiglu(
-    constant ProductArgs& a [[buffer(0)]],
+    constant MatmulArgs& a [[buffer(0)]],
     device const uchar* gate_weights [[buffer(1)]],
     device const uchar* up_weights [[buffer(2)]],
     device const float* x [[buffer(3)]],
@@ -487,18 +489,18 @@ template <typename F, int TOKEN_TILES>
 
 struct OrderedArgs {
     uint num_units;  // of 16 columns
-    uint stride;     // of rounded rows, which are filled up with zeros
+    uint stride;     // of packed rows, which are padded with zeros
     uint x_stride;
     float eps;
 };
 
-// Rounds a row of activations as the products above do, for `several_rows.cu`: each thread has the same columns.
+// Packs a row of activations for `several_rows.cu`, rounded as in the matmuls above: each thread has the same columns.
 template <Pairs PAIRS>
-[[kernel]] void round_in_order(
+[[kernel]] void pack_in_order(
     constant OrderedArgs& a [[buffer(0)]],
     device const float* x [[buffer(1)]],
     device const float* norm [[buffer(2)]],
-    device uint4* rounded [[buffer(3)]],  // [row, stride] halves
+    device uint4* packed [[buffer(3)]],  // [row, stride] halves
     device float* factors [[buffer(4)]],
     uint2 index [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]
@@ -508,12 +510,12 @@ template <Pairs PAIRS>
     device const float* own = x + ulong(index.x) * a.x_stride;
     msl_wait_for_inputs();
     float own_squares = 0.0f;
-    for (uint place = thread_index; 8 * place < a.stride; place += NUM_THREADS) {
-        const bool exists = 8 * place < num_columns;
+    for (uint own_eight = thread_index; 8 * own_eight < a.stride; own_eight += NUM_THREADS) {
+        const bool exists = 8 * own_eight < num_columns;
         float values[8];
 #pragma clang loop unroll(full)
         for (int four = 0; four < 2; ++four) {
-            const uint column = min(8 * place, num_columns - 8) + 4 * four;
+            const uint column = min(8 * own_eight, num_columns - 8) + 4 * four;
             const float4 read = *(device const float4*)(own + column);
             const float4 weights = HAS_NORM ? *(device const float4*)(norm + column) : float4(1.0f);
 #pragma clang loop unroll(full)
@@ -523,7 +525,7 @@ template <Pairs PAIRS>
                 values[4 * four + v] = value * weights[v];
             }
         }
-        rounded[ulong(index.x) * (a.stride / 8) + place] = paired<PAIRS>(values, X_SCALE);
+        packed[ulong(index.x) * (a.stride / 8) + own_eight] = paired<PAIRS>(values, X_SCALE);
     }
     if (HAS_NORM) {
         const float sum = simd_sum(own_squares);
@@ -542,9 +544,9 @@ template <Pairs PAIRS>
     }
 }
 
-INSTANCE(round_in_order_neighbours, round_in_order, Pairs::NEIGHBOURS)
-INSTANCE(round_in_order_four_apart, round_in_order, Pairs::FOUR_APART)
-INSTANCE(round_in_order_two_apart, round_in_order, Pairs::TWO_APART)
+INSTANCE(pack_in_order_neighbours, pack_in_order, Pairs::NEIGHBOURS)
+INSTANCE(pack_in_order_four_apart, pack_in_order, Pairs::FOUR_APART)
+INSTANCE(pack_in_order_two_apart, pack_in_order, Pairs::TWO_APART)
 
 #define FEW(F, TOKEN_TILES)                                             \
     INSTANCE(few_rows_##F##_##TOKEN_TILES, few_rows, F, F, TOKEN_TILES) \

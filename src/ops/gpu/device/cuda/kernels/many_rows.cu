@@ -1,38 +1,38 @@
-// Products of weights with many rows of activations, those of prompts and of many sequences, on tensor cores, with the norm
-// in front and the residual behind. The sums are added in the order of columns, so a row has the same bits in every batch of
-// so many. Where there are fewer tiles than the GPU has cores, several threadgroups share the columns of a tile, and a kernel of
-// `several_rows.cu` adds up what they leave.
+// GEMMs of many rows of activations, those of prompts and of many sequences, on tensor cores, with the norm before and
+// the residual after. Sums are added in the order of columns, so a row has the same bits in every batch of this size.
+// With fewer tiles than SMs, several thread blocks share the columns of a tile (split-K), and a kernel of
+// `several_rows.cu` reduces their partial sums.
 //
-// Activations are rounded to halves once: by a kernel of its own, or by the one that computes them, in the order of
-// `rounded.h`. They come by in threadgroup memory, and are what the instruction reads from there for all rows of weights; these
-// go from memory to registers as they lie in tiles (`pieces.h`). Two threadgroups with the same activations bring them together,
-// where the GPU can do that, so that half as much comes from its cache.
+// Activations are packed in half precision once, in the order of `packed.h`: by a kernel of its own, or by the one that
+// computes them. The instruction reads them from shared memory for all rows of weights. Weights are loaded to registers
+// in the layout of their tiles (`fragments.h`). Where the GPU supports it, two thread blocks with the same activations
+// load half of them each, which halves the reads from L2.
 
 #define FOR_NVIDIA
-#include "products.h"
-#include "rounded.h"
+#include "matmul.h"
+#include "packed.h"
 
-// Sums take most of the registers that a thread can have.
+// Sums take most of a thread's registers.
 #define MAX_THREADS 256
 
-struct RoundArgs {
+struct PackArgs {
     uint num_units;  // of 16 columns
-    uint stride;     // columns of rounded rows, which are filled up with zeros: pairs of steps
+    uint stride;     // columns of packed rows, padded with zeros to pairs of steps
     uint x_stride;
-    uint x_next;     // from the activations of one matrix of a stack to those of the next one
-    uint num_rows;   // of one
+    uint x_next;     // stride of activations between matrices of a stack
+    uint num_rows;   // of one matrix
     uint num_matrices;
     float eps;
     uint is_fixed;  // whether all rows have the same factor
 };
 
-// How far apart two columns are that are a word of the product that reads the results, if they are to be rounded for it; 0
-// if they are not. Such a product has no other factor.
+// Distance of the two columns in a word of the next matmul, if results are packed for it; otherwise 0. Such a matmul
+// has no further factor.
 constant ushort NEXT_APART [[function_constant(5)]];
-// Threadgroups that share the columns of a tile: one, two or four.
-constant ushort PARTS [[function_constant(6)]];
-// Threadgroups with neighbouring tiles that bring the same activations together; 0 if threads copy them one by one, which
-// need not lie together then.
+// Thread blocks that share the columns of a tile (split-K): one, two or four.
+constant ushort K_SPLITS [[function_constant(6)]];
+// Thread blocks of neighbouring tiles that load the same activations together; 0 if threads copy rows one by one, which
+// need not be adjacent then.
 constant ushort CLUSTER [[function_constant(7)]];
 
 // Eight warps share a tile, each with 16 rows of weights. A step is 64 columns: eight times sixteen bytes of a row of
@@ -40,15 +40,15 @@ constant ushort CLUSTER [[function_constant(7)]];
 constant constexpr int ROWS = 128;
 constant constexpr uint NUM_THREADS = MAX_THREADS;
 constant constexpr uint EIGHTHS = 8;
-// Steps whose activations are in threadgroup memory: those that are multiplied, those before, which slower warps may
-// still read, those before these, which the other threadgroup may still read, and those that are on their way.
+// Steps of activations in shared memory: the current one, the one before, which slower warps may still read, an earlier
+// one, which the other thread block may still read, and those in flight.
 constant constexpr uint STAGES = 6;
 constant constexpr uint STEPS_AHEAD = STAGES - 3;
-// How much earlier than they are fetched weights come to the cache.
+// Steps by which weights are prefetched to L2 before they are loaded.
 constant constexpr uint STEPS_TO_CACHE = 4;
 
-// Which row of its matrix is row g, or with `h` row g + 8, of the 16 that a warp multiplies: neighbours, so that a lane has
-// two results side by side; of a gated product, the same of both matrices.
+// The row of its matrix for row g, or with `h` row g + 8, of a warp's 16: neighbours, so that a lane has two adjacent
+// results; for a gated matmul, the same row of both matrices.
 template <bool GATED>
 inline uint own_row(uint first_row, uint g, uint h) {
     return GATED ? first_row + g : first_row + 2 * g + h;
@@ -58,8 +58,8 @@ inline float quickly_gated(float gate, float up) {
     return gate * msl_reciprocal(1.0f + msl_exp2(gate * -1.44269504f)) * up;
 }
 
-// Puts a result, or two side by side of which the first has an even index, in their place or adds them to what is there.
-// Nothing is read for that, so nothing waits.
+// Stores a result, or two adjacent ones of which the first has an even index, or adds them to the previous values.
+// Additions are atomic and read nothing, so no thread waits.
 inline void put(device float* out, ulong index, float value) {
     if (ADDS) {
         msl_add(out + index, value);
@@ -79,7 +79,7 @@ inline void put_pair(device float* out, ulong index, float first, float second) 
 
 template <typename F, int TOKENS, bool GATED>
 inline void many(
-    constant ProductArgs& a,
+    constant MatmulArgs& a,
     constant MatrixArgs& matrix,
     device const uchar* weights,
     device const uchar* up_weights,
@@ -92,8 +92,8 @@ inline void many(
     threadgroup char* memory,
     uint tile,
     uint first_token,
-    Part part,
-    uint share,
+    Problem problem,
+    uint k_split,
     uint thread_index
 ) {
     constexpr int TILES = TOKENS / 8;
@@ -103,60 +103,61 @@ inline void many(
     const uint g = lane / 4;
     const uint t = lane % 4;
     const uint first_row = (tile - matrix.first_group) * (ROWS / 16 * RESULTS) + warp * RESULTS;
-    // The steps of its share of the columns, of which there is an even number.
+    // The steps of its K split; their number is even.
     const uint num_pairs = a.x_stride / 128;
-    const uint first_step = share * num_pairs / PARTS * 2;
-    const uint end_step = (share + 1) * num_pairs / PARTS * 2;
+    const uint first_step = k_split * num_pairs / K_SPLITS * 2;
+    const uint end_step = (k_split + 1) * num_pairs / K_SPLITS * 2;
     threadgroup uint4* staged = (threadgroup uint4*)memory;
     threadgroup float* factors = (threadgroup float*)(staged + STAGES * TOKENS * EIGHTHS);
     threadgroup ulong* barriers = (threadgroup ulong*)(factors + TOKENS);
-    const uint num_tokens = part.num_rows - first_token;
+    const uint num_tokens = problem.num_rows - first_token;
     if (CLUSTER > 0) {
         msl_begin_stages<STAGES>(barriers, thread_index);
         threadgroup_barrier(mem_flags::mem_threadgroup);
     }
 
-    // Rows that do not exist have the weights of some that do; nobody reads their sums.
+    // Missing rows repeat the weights of existing ones; their sums are not used.
     const Planes planes = in_registers(matrix.planes);
-    constexpr uint STEPS = Piece<F>::COLUMNS / 64;
-    const uint num_pieces = (16 * a.num_units + Piece<F>::COLUMNS - 1) / Piece<F>::COLUMNS;
+    constexpr uint STEPS = Fragment<F>::COLUMNS / 64;
+    const uint num_k_tiles = (16 * a.num_units + Fragment<F>::COLUMNS - 1) / Fragment<F>::COLUMNS;
     Source<F> sources_of_weights[2];
 #pragma clang loop unroll(full)
     for (int h = 0; h < 2; ++h) {
         const uint num_eights = (matrix.num_rows + 7) / 8;
         const uint row = own_row<GATED>(first_row, g, h);
-        const uint first_place = (part.matrix * num_eights + min(row / 8, num_eights - 1)) * num_pieces;
-        sources_of_weights[h] = Source<F>(GATED && h == 1 ? up_weights : weights, planes, first_place, row % 8 * 4 + t);
+        const uint first_index = (problem.matrix * num_eights + min(row / 8, num_eights - 1)) * num_k_tiles;
+        sources_of_weights[h] = Source<F>(GATED && h == 1 ? up_weights : weights, planes, first_index, row % 8 * 4 + t);
     }
-    // The weights and the words of two steps take turns: those of the last step are still multiplied while the next are
-    // decoded and the ones after that are on their way. Of two steps in a piece the second has the weights of the first.
-    Piece<F> pieces[2][2];
+    // Weights and decoded words alternate between two buffers: those of the last step are multiplied while the next are
+    // decoded and the ones after that are loaded. Of the two steps in a K tile, the second uses the weights of the
+    // first.
+    Fragment<F> fragments[2][2];
     uint words[2][4][4];
     const auto fetch_weights = [&](uint step, int turn) {
-        // Columns that do not exist have the weights of some that do; their activations are zeros.
-        const uint piece = min(step / STEPS, num_pieces - 1);
-        // Those that are read later come to the cache, where all threadgroups with these rows find them: what comes from
-        // memory comes too late otherwise.
-        if (t < 2 * Piece<F>::WORDS) {
-            const bool is_second = t >= Piece<F>::WORDS;
-            const uint later = min(piece + STEPS_TO_CACHE / STEPS, num_pieces - 1);
-            device const typename Piece<F>::Word* words =
+        // Missing columns repeat the weights of existing ones; their activations are zeros.
+        const uint k_tile = min(step / STEPS, num_k_tiles - 1);
+        // Prefetches later weights to L2, where all thread blocks with these rows find them. Loads from memory would be
+        // too late.
+        if (t < 2 * Fragment<F>::WORDS) {
+            const bool is_second = t >= Fragment<F>::WORDS;
+            const uint later = min(k_tile + STEPS_TO_CACHE / STEPS, num_k_tiles - 1);
+            device const typename Fragment<F>::Word* words =
                 is_second ? sources_of_weights[1].words_at(later) : sources_of_weights[0].words_at(later);
-            msl_fetch(words + t % Piece<F>::WORDS * LANES);
+            msl_fetch(words + t % Fragment<F>::WORDS * LANES);
         }
 #pragma clang loop unroll(full)
         for (int h = 0; h < 2; ++h) {
-            pieces[turn][h] = sources_of_weights[h].read(piece);
+            fragments[turn][h] = sources_of_weights[h].read(k_tile);
         }
     };
     fetch_weights(first_step, 0);
     fetch_weights(first_step + (STEPS == 1 ? 1 : 2), 1);
 
-    // Rows that do not exist have whatever is there, or, where a thread copies one eighth of every 32nd row, the numbers of one
-    // that does; nobody reads their sums.
+    // Missing rows have arbitrary values or, where a thread copies one group of every 32nd row, those of an existing
+    // row; their sums are not used.
     const auto row_of_x = [&](uint token) {
-        const uint existing = min(first_token + token, part.num_rows - 1);
-        return part.x_offset + (IS_GROUPED ? row_at(rows, a.gathers, part.first_place + existing) : existing);
+        const uint existing = min(first_token + token, problem.num_rows - 1);
+        return problem.x_offset + (IS_GROUPED ? row_at(rows, a.gathers, problem.first_slot + existing) : existing);
     };
     constexpr int TURNS = TOKENS * EIGHTHS / NUM_THREADS;
     const uint own_eighth = thread_index % EIGHTHS;
@@ -165,24 +166,24 @@ inline void many(
     msl_wait_for_inputs();
 #pragma clang loop unroll(full)
     for (int turn = 0; turn < TURNS && CLUSTER == 0; ++turn) {
-        sources[turn] = uint(place_of_eighth(row_of_x(own_token + turn * (NUM_THREADS / EIGHTHS)), own_eighth, a.x_rows));
+        sources[turn] = uint(index_of_eighth(row_of_x(own_token + turn * (NUM_THREADS / EIGHTHS)), own_eighth, a.x_rows));
     }
-    // Where a step is: in which stage, and in which round through all of them.
-    struct Place {
+    // A step's stage, and its round through all stages.
+    struct RingPosition {
         uint stage;
         uint round;
-        Place moved(uint num_steps) const {
+        RingPosition moved(uint num_steps) const {
             const bool is_next = stage + num_steps >= STAGES;
-            return Place { is_next ? stage + num_steps - STAGES : stage + num_steps, is_next ? round + 1 : round };
+            return RingPosition { is_next ? stage + num_steps - STAGES : stage + num_steps, is_next ? round + 1 : round };
         }
     };
-    const auto bring = [&](uint step, Place place) {
-        threadgroup uint4* stage = staged + place.stage * (TOKENS * EIGHTHS);
+    const auto bring = [&](uint step, RingPosition position) {
+        threadgroup uint4* stage = staged + position.stage * (TOKENS * EIGHTHS);
         if (CLUSTER > 0) {
             const uint num_brought = step < end_step ? min(num_tokens, uint(TOKENS)) : 0;
             msl_bring<STAGES, NUM_THREADS, TOKENS * EIGHTHS>(
-                stage, x + place_of_step(first_token, step, a.x_rows), num_brought * EIGHTHS, barriers + place.stage,
-                place.round, thread_index
+                stage, x + index_of_step(first_token, step, a.x_rows), num_brought * EIGHTHS, barriers + position.stage,
+                position.round, thread_index
             );
             return;
         }
@@ -190,34 +191,34 @@ inline void many(
         for (int turn = 0; turn < TURNS; ++turn) {
             if (step < end_step) {
                 const uint token = own_token + turn * (NUM_THREADS / EIGHTHS);
-                msl_copy(stage + msl_swizzled(token, own_eighth), x + sources[turn] + place_of_step(0, step, a.x_rows));
+                msl_copy(stage + msl_swizzled(token, own_eighth), x + sources[turn] + index_of_step(0, step, a.x_rows));
             }
         }
         msl_end_group();
     };
 #pragma clang loop unroll(full)
     for (uint step = 0; step < STEPS_AHEAD; ++step) {
-        bring(first_step + step, Place { step, 0 });
+        bring(first_step + step, RingPosition { step, 0 });
     }
-    // It comes while products are computed.
+    // The copy runs while matmuls are computed.
     const float own_factor = HAS_NORM && thread_index < uint(TOKENS) ? x_factors[row_of_x(thread_index)] : FIXED_FACTOR;
 
     float sums[TILES][4] = {};
-    Place place = { 0, 0 };
+    RingPosition position = { 0, 0 };
     const auto multiply_step = [&](uint step, int turn) {
         thread uint (&own)[4][4] = words[turn];
-        // Which piece of the two it is in.
+        // The step's half of its K tile.
         const int which = STEPS == 1 ? turn : 0;
 #pragma clang loop unroll(full)
         for (int eight = 0; eight < 2; ++eight) {
-            const int of_piece = STEPS == 1 ? eight : 2 * turn + eight;
+            const int of_fragment = STEPS == 1 ? eight : 2 * turn + eight;
             uint low[4];
             uint high[4];
-            decode_eight<F>(pieces[which][0], of_piece, low);
-            decode_eight<F>(pieces[which][1], of_piece, high);
+            decode_eight<F>(fragments[which][0], of_fragment, low);
+            decode_eight<F>(fragments[which][1], of_fragment, high);
             if (is_same_v<F, F16>) {
-                // Words that need no decoding become others all the same, by adding zero: the compiler lets no products be
-                // under way while what they might read is loaded.
+                // Adds zero to words that need no decoding: otherwise the compiler keeps no matmul in flight while
+                // their registers are loaded.
 #pragma clang loop unroll(full)
                 for (int word = 0; word < 4; ++word) {
                     low[word] = msl_add_pairs(low[word], 0x80008000u);
@@ -237,48 +238,49 @@ inline void many(
         } else if (turn == 1) {
 #pragma clang loop unroll(full)
             for (int h = 0; h < 2; ++h) {
-                pieces[0][h] = pieces[1][h];
+                fragments[0][h] = fragments[1][h];
             }
             fetch_weights(step + 3, 1);
         }
         if (CLUSTER > 0) {
-            msl_wait_for_stage<STEPS_AHEAD - 1>(barriers + place.stage, place.round);
+            msl_wait_for_stage<STEPS_AHEAD - 1>(barriers + position.stage, position.round);
         } else {
             msl_wait_for_groups<STEPS_AHEAD - 1>();
             msl_show_copies();
         }
-        // What was multiplied two steps ago is free behind it: every warp has waited for that before.
+        // The stage of two steps ago is free after this: every warp has waited for that step before.
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        msl_begin_products(own);
+        msl_begin_matmuls(own);
 #pragma clang loop unroll(full)
         for (int k = 0; k < 4; ++k) {
-            msl_multiply_rows(sums, own[k], staged + place.stage * (TOKENS * EIGHTHS), k);
+            msl_multiply_rows(sums, own[k], staged + position.stage * (TOKENS * EIGHTHS), k);
         }
-        msl_end_products();
-        // Only stages that are filled again: so that whoever ends has waited for all that others write here.
+        msl_end_matmuls();
+        // Only for stages that are filled again: a thread block that ends has then waited for all writes of others to
+        // it.
         if (CLUSTER > 0 && step >= first_step + 2 && step + STAGES - 2 < end_step) {
-            msl_free_stage<STAGES>(barriers + place.moved(STAGES - 2).stage, thread_index);
+            msl_free_stage<STAGES>(barriers + position.moved(STAGES - 2).stage, thread_index);
         }
-        bring(step + STEPS_AHEAD, place.moved(STEPS_AHEAD));
-        place = place.moved(1);
-        msl_wait_for_products<1>();
+        bring(step + STEPS_AHEAD, position.moved(STEPS_AHEAD));
+        position = position.moved(1);
+        msl_wait_for_matmuls<1>();
     };
-    // Each share has some.
+    // Each split has some steps.
     uint step = first_step;
     do {
         multiply_step(step, 0);
         multiply_step(step + 1, 1);
         step += 2;
     } while (step < end_step);
-    msl_wait_for_products<0>();
+    msl_wait_for_matmuls<0>();
     if (thread_index < uint(TOKENS)) {
         factors[thread_index] = own_factor;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     if (GATED && NEXT_APART > 0) {
-        // A lane has column g of eight, of two tokens. It gives that of one to the lane that has the other column of the word,
-        // and gets what it lacks of the other one. Where activations were are now the 64 columns of each token.
+        // A lane has column g of eight, of two tokens. It exchanges one value with the lane that has the other column
+        // of the word, so that each has a word of one token. The 64 columns of each token overwrite activations.
         const uint apart = NEXT_APART;
         const bool is_second = (g & apart) != 0;
         const uint word = half_of_eight(warp, apart) * 4 + word_of_column(g, apart);
@@ -298,8 +300,8 @@ inline void many(
             eighth[lane_of_eight(warp, apart)] = is_second ? msl_halves(got, values[1]) : msl_halves(values[0], got);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        // They are a step of the next product.
-        device uint4* own_out = (device uint4*)out + place_of_step(first_token, tile, part.num_rows);
+        // They are a step of the next matmul.
+        device uint4* own_out = (device uint4*)out + index_of_step(first_token, tile, problem.num_rows);
 #pragma clang loop unroll(full)
         for (int turn = 0; turn < TURNS; ++turn) {
             const uint index = turn * NUM_THREADS + thread_index;
@@ -315,22 +317,22 @@ inline void many(
                 const uint token = 8 * n + 2 * t + odd;
                 const float factor = factors[token];
                 if (token < num_tokens && first_row + g < matrix.num_rows) {
-                    const ulong place = part.out_offset + ulong(first_token + token) * a.out_stride + first_row + g;
-                    store(out, place, quickly_gated(sums[n][odd] * factor, sums[n][2 + odd] * factor));
+                    const ulong out_index = problem.out_offset + ulong(first_token + token) * a.out_stride + first_row + g;
+                    store(out, out_index, quickly_gated(sums[n][odd] * factor, sums[n][2 + odd] * factor));
                 }
             }
         }
     } else {
         const uint row = first_row + 2 * g;
-        const bool is_paired = (a.out_stride | part.out_offset | matrix.out_offset | matrix.num_rows) % 2 == 0;
+        const bool is_paired = (a.out_stride | problem.out_offset | matrix.out_offset | matrix.num_rows) % 2 == 0;
         float biases[2] = {};
 #pragma clang loop unroll(full)
         for (int h = 0; h < 2 && HAS_BIAS; ++h) {
             biases[h] = bias[min(row + h, matrix.num_rows - 1)];
         }
-        const ulong first_place = part.out_offset + ulong(first_token) * a.out_stride + matrix.out_offset + row;
+        const ulong first_index = problem.out_offset + ulong(first_token) * a.out_stride + matrix.out_offset + row;
         const auto leave_to_be_added = [&] {
-            device float* own = partials + ulong(share) * a.num_tokens * a.out_stride + first_place + 2 * t * a.out_stride;
+            device float* own = partials + ulong(k_split) * a.num_tokens * a.out_stride + first_index + 2 * t * a.out_stride;
 #pragma clang loop unroll(full)
             for (int n = 0; n < TILES; ++n) {
 #pragma clang loop unroll(full)
@@ -360,20 +362,20 @@ inline void many(
                         const float factor = factors[token];
                         const float first = fma(sums[n][odd], factor, biases[0]);
                         const float second = fma(sums[n][2 + odd], factor, biases[1]);
-                        const ulong place = first_place + ulong(token) * a.out_stride;
+                        const ulong out_index = first_index + ulong(token) * a.out_stride;
                         if (is_pair.value) {
-                            put_pair(out, place, first, second);
+                            put_pair(out, out_index, first, second);
                         } else {
-                            put(out, place, first);
+                            put(out, out_index, first);
                             if (row + 1 < matrix.num_rows) {
-                                put(out, place + 1, second);
+                                put(out, out_index + 1, second);
                             }
                         }
                     }
                 }
             }
         };
-        if (PARTS > 1) {
+        if (K_SPLITS > 1) {
             leave_to_be_added();
         } else if (is_paired) {
             write(true_type());
@@ -385,29 +387,29 @@ inline void many(
 
 template <typename F, typename LAST, int TOKENS>
 [[kernel]] void many_rows(
-    constant ProductArgs& a [[buffer(0)]],
+    constant MatmulArgs& a [[buffer(0)]],
     device const uchar* weights0 [[buffer(1)]],
     device const uchar* weights1 [[buffer(2)]],
     device const uchar* weights2 [[buffer(3)]],
     device const float* bias0 [[buffer(4)]],
     device const float* bias1 [[buffer(5)]],
     device const float* bias2 [[buffer(6)]],
-    device const uint4* x [[buffer(7)]],          // rounded
+    device const uint4* x [[buffer(7)]],          // packed
     device const float* x_factors [[buffer(8)]],  // [row]
     device float* out [[buffer(9)]],
     device const RowGroup* groups [[buffer(10)]],
     device const uint* rows [[buffer(11)]],
-    device float* partials [[buffer(12)]],  // [part, row, as results]
+    device float* partials [[buffer(12)]],  // [split, row, as results]
     threadgroup char* memory [[threadgroup(0)]],
     uint3 index [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]
 ) {
     msl_wait_for_inputs(IS_GROUPED);
-    // One matrix has shares, many have none.
-    const uint share = PARTS > 1 ? index.z : 0;
-    const Part part = part_of(a, groups, PARTS > 1 ? 0 : index.z);
+    // A single matrix may have K splits, a stack has none.
+    const uint k_split = K_SPLITS > 1 ? index.z : 0;
+    const Problem problem = problem_of(a, groups, K_SPLITS > 1 ? 0 : index.z);
     const uint first_token = index.x * TOKENS;
-    if (first_token >= part.num_rows) {
+    if (first_token >= problem.num_rows) {
         return;
     }
     const uint tile = index.y;
@@ -416,20 +418,20 @@ template <typename F, typename LAST, int TOKENS>
     device const float* bias = m == 0 ? bias0 : m == 1 ? bias1 : bias2;
     if (is_same_v<F, LAST> || m < 2) {
         many<F, TOKENS, false>(
-            a, a.matrices[m], weights, weights, bias, x, x_factors, out, partials, rows, memory, tile, first_token, part,
-            share, thread_index
+            a, a.matrices[m], weights, weights, bias, x, x_factors, out, partials, rows, memory, tile, first_token, problem,
+            k_split, thread_index
         );
     } else {
         many<LAST, TOKENS, false>(
             a, a.matrices[2], weights2, weights2, bias2, x, x_factors, out, partials, rows, memory, tile, first_token,
-            part, share, thread_index
+            problem, k_split, thread_index
         );
     }
 }
 
 template <typename F, int TOKENS>
 [[kernel]] void many_rows_swiglu(
-    constant ProductArgs& a [[buffer(0)]],
+    constant MatmulArgs& a [[buffer(0)]],
     device const uchar* gate_weights [[buffer(1)]],
     device const uchar* up_weights [[buffer(2)]],
     device const uint4* x [[buffer(3)]],
@@ -442,27 +444,27 @@ template <typename F, int TOKENS>
     uint thread_index [[thread_index_in_threadgroup]]
 ) {
     msl_wait_for_inputs(IS_GROUPED);
-    const Part part = part_of(a, groups, index.z);
+    const Problem problem = problem_of(a, groups, index.z);
     const uint first_token = index.x * TOKENS;
-    if (first_token >= part.num_rows) {
+    if (first_token >= problem.num_rows) {
         return;
     }
     many<F, TOKENS, true>(
         a, a.matrices[0], gate_weights, up_weights, x_factors, x, x_factors, out, out, rows, memory, index.y, first_token,
-        part, 0, thread_index
+        problem, 0, thread_index
     );
 }
 
-// Rounds a row of activations, multiplied with the weights of the norm, to halves, in the order of columns that the weights
-// of the format have. A power of two brings its largest value below the largest half; the factor takes it back, with the
-// norm's own. Where there are no factors, it is the one that the kernels have that round what they compute themselves, so
-// that a row has the same bits whether they have done so or not.
+// Packs a row of activations in half precision, multiplied by the weights of the norm, in the order of columns of the
+// weights' format. A power of two scales its largest value below the largest half; the factor undoes it and includes
+// the norm's own. Without factors, the scale is the constant of the kernels that pack their own results, so that a row
+// has the same bits in both cases.
 template <Pairs PAIRS>
-[[kernel]] void round_rows(
-    constant RoundArgs& a [[buffer(0)]],
+[[kernel]] void pack_rows(
+    constant PackArgs& a [[buffer(0)]],
     device const float* x [[buffer(1)]],
     device const float* norm [[buffer(2)]],
-    device uint4* rounded [[buffer(3)]],  // of [matrix, row]
+    device uint4* packed [[buffer(3)]],  // of [matrix, row]
     device float* factors [[buffer(4)]],
     uint2 index [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
@@ -485,7 +487,7 @@ template <Pairs PAIRS>
             }
         }
     };
-    // A thread keeps what it has read first; of longer rows the rest is read twice.
+    // A thread keeps the values that it reads first; the rest of longer rows is read twice.
     float kept[2][8] = {};
     float maximum = 0.0f;
     float sum = 0.0f;
@@ -524,13 +526,13 @@ template <Pairs PAIRS>
         const float inverse = as_type<float>((254 - exponent) << 23);
         factors[row] = HAS_NORM ? inverse * rsqrt(sum / float(16 * a.num_units) + a.eps) : inverse;
     }
-    // What a lane multiplies of a step are eight words, one in each eighth of the step. Of dense formats, they are those of a
-    // unit, and four lanes exchange words: each gets two eighths. Of others, they are eight columns of each of two blocks, and
-    // two lanes exchange words: each gets two eighths of a block.
+    // A lane multiplies eight words of a step, one in each eighth. For dense formats, they come from one unit, and four
+    // lanes exchange words: each gets two eighths. For others, they are eight columns of each of two blocks, and two
+    // lanes exchange words: each gets two eighths of a block.
     const auto put_eighth = [&](uint eighth, uint4 words) {
-        rounded[place_of_eighth(row, eighth, a.num_matrices * a.num_rows)] = words;
+        packed[index_of_eighth(row, eighth, a.num_matrices * a.num_rows)] = words;
     };
-    const uint own_place = thread_index % 4;
+    const uint own_index = thread_index % 4;
     for (uint first = 0; first < a.stride / 16; first += num_threads) {
         const uint unit = first + thread_index;
         uint words[8] = {};
@@ -552,7 +554,7 @@ template <Pairs PAIRS>
             }
         }
         if (PAIRS != Pairs::NEIGHBOURS) {
-            const bool is_odd = own_place % 2 == 1;
+            const bool is_odd = own_index % 2 == 1;
             uint4 gathered[2];
 #pragma clang loop unroll(full)
             for (int i = 0; i < 2; ++i) {
@@ -574,8 +576,8 @@ template <Pairs PAIRS>
             uint4 gathered;
 #pragma clang loop unroll(full)
             for (uint turn = 0; turn < 4; ++turn) {
-                // In turn `t`, a lane gives the word that lane ^ t wants, and gets that of unit ^ t.
-                const uint wanted = own_place ^ turn;
+                // In turn `t`, a lane exchanges words with lane ^ t: it gets that of unit ^ t.
+                const uint wanted = own_index ^ turn;
                 const uint given = wanted == 0 ? words[eight] : wanted == 1 ? words[eight + 1]
                                  : wanted == 2 ? words[eight + 2] : words[eight + 3];
                 const uint got = simd_shuffle_xor(given, ushort(turn));
@@ -585,15 +587,15 @@ template <Pairs PAIRS>
                 gathered.w = wanted == 3 ? got : gathered.w;
             }
             if (unit < a.stride / 16) {
-                put_eighth(unit / 4 * 8 + eight + own_place, gathered);
+                put_eighth(unit / 4 * 8 + eight + own_index, gathered);
             }
         }
     }
 }
 
-INSTANCE(round_rows_neighbours, round_rows, Pairs::NEIGHBOURS)
-INSTANCE(round_rows_four_apart, round_rows, Pairs::FOUR_APART)
-INSTANCE(round_rows_two_apart, round_rows, Pairs::TWO_APART)
+INSTANCE(pack_rows_neighbours, pack_rows, Pairs::NEIGHBOURS)
+INSTANCE(pack_rows_four_apart, pack_rows, Pairs::FOUR_APART)
+INSTANCE(pack_rows_two_apart, pack_rows, Pairs::TWO_APART)
 
 #define MANY(F, TOKENS)                                         \
     INSTANCE(many_rows_##F##_##TOKENS, many_rows, F, F, TOKENS) \

@@ -1,41 +1,39 @@
-// Attention of several tokens of a sequence over the paged cache on tensor cores: what `flash_attention.metal` computes,
-// for tiles of 128 rows.
+// Attention of several tokens of a sequence over the paged cache on tensor cores: `flash_attention.metal` for tiles of
+// 128 rows.
 //
-// Each of four warps has 16 or 32 rows, with their scores and results in registers: what the first product leaves there is
-// what the second one takes. Keys and values of the context come by in tiles, which begin at multiples of their size. While
-// scores are computed, the tile's values are on their way, and while these are weighed, the keys of the next tile.
+// Each of four warps has 16 or 32 rows, with their scores and results in registers: the results of the first matmul are
+// the operand of the second. Keys and values of the context are loaded in tiles, which begin at multiples of their
+// size. The tile's values are loaded while scores are computed, and the next tile's keys while the values are weighted.
 //
-// Queries, keys, values and weights are halves, scores and results floats. Of a cache of bfloats, values from 6.1e-5 to
-// 65,504 become halves without loss, larger ones are cut off, and smaller ones lose bits. Weights would have three bits
-// fewer as bfloats.
+// Queries, keys, values and weights are halves, scores and results floats. From a cache of bfloats, values from 6.1e-5
+// to 65,504 become halves without loss; larger ones are clamped, and smaller ones lose bits. Weights would have three
+// bits less as bfloats.
 
 #define FOR_NVIDIA
 #define MAX_THREADS 128
 #include "cached.h"
 #include "prefill.h"
-#include "rounded.h"
+#include "packed.h"
 
-// How far apart two columns are that are a word of the product that reads the results, if they are to be rounded for it; 0
-// if they are not.
+// Distance of the two columns in a word of the next matmul, if results are packed for it; otherwise 0.
 constant ushort NEXT_APART [[function_constant(5)]];
 
 constant constexpr int NUM_WARPS = MAX_THREADS / LANES;
 
-// Lower than any score. What a token does not attend to is lower by so much that it weighs nothing, even in a row without
-// anything else.
+// Lower than any score. Masked scores are so much lower that their weight is zero, even in a row without others.
 constant constexpr float FLOOR = LOWEST / 2.0f;
 
-// Halves from one row in threadgroup memory to the next: an odd number of chunks of eight, so that those of eight
-// neighbouring rows lie in different banks.
+// Stride of rows in shared memory, in halves: an odd number of chunks of eight, so that those of eight neighbouring
+// rows lie in different banks.
 inline uint stride_of(uint dim) {
     return (dim / 8 | 1) * 8;
 }
 
-// What a thread has of KEYS rows in threadgroup memory: calls `visit` with the row, its value and the place of each of its
-// chunks of eight values. The compiler knows all of these but the first.
+// A thread's chunks of KEYS rows in shared memory: calls `visit` with the row, its value and the address of each chunk
+// of eight values. All but the first are compile-time constants.
 template <int KEYS, int MAX_DIM, typename Visit>
 inline void visit_own_chunks(threadgroup ushort* rows, uint dim, uint thread_index, Visit visit) {
-    // So many threads share a row: the largest power of two by which its chunks can be divided.
+    // Threads per row: the largest power of two that divides the number of its chunks.
     const uint width = dim / 8 & (0 - dim / 8);
     const uint num_columns = dim / 8 / width;
     const uint num_rows = MAX_THREADS / width;
@@ -56,7 +54,7 @@ inline void visit_own_chunks(threadgroup ushort* rows, uint dim, uint thread_ind
     }
 }
 
-// Begins to copy rows of the cache.
+// Starts an asynchronous copy of rows of the cache.
 template <int KEYS, int MAX_DIM, typename KV>
 inline void begin_copy(
     constant Pages& pages,
@@ -66,24 +64,24 @@ inline void begin_copy(
     uint dim,
     uint thread_index
 ) {
-    visit_own_chunks<KEYS, MAX_DIM>(target, dim, thread_index, [&](uint row, uint value, threadgroup ushort* place) {
-        begin_eight(pages, cache, cache_rows[row], dim, value, place);
+    visit_own_chunks<KEYS, MAX_DIM>(target, dim, thread_index, [&](uint row, uint value, threadgroup ushort* target) {
+        begin_eight(pages, cache, cache_rows[row], dim, value, target);
     });
     msl_end_group();
 }
 
-// Waits for it. Other threads have to wait at a barrier besides.
+// Waits for the thread's copies. Other threads need a barrier as well.
 template <int KEYS, int MAX_DIM, typename KV>
 inline void end_copy(threadgroup ushort* target, uint dim, uint thread_index) {
     msl_wait_for_groups<0>();
     if (is_converted<KV>()) {
-        visit_own_chunks<KEYS, MAX_DIM>(target, dim, thread_index, [&](uint, uint value, threadgroup ushort* place) {
-            end_eight<KV>(place, value);
+        visit_own_chunks<KEYS, MAX_DIM>(target, dim, thread_index, [&](uint, uint value, threadgroup ushort* target) {
+            end_eight<KV>(target, value);
         });
     }
 }
 
-// What a row of a tile is.
+// A row of a tile.
 struct Row {
     uint token;  // of the step
     uint head;
@@ -91,7 +89,7 @@ struct Row {
     uint exists;
 };
 
-// The largest in four neighbouring lanes, which have a row of a product.
+// The maximum over four neighbouring lanes, which have a row of a matmul.
 inline float maximum_of_four(float value) {
     value = max(value, simd_shuffle_xor(value, ushort(1)));
     return max(value, simd_shuffle_xor(value, ushort(2)));
@@ -117,10 +115,10 @@ template <typename KV, int MAX_HEAD_DIM, int MAX_VALUE_DIM, int ROW_TILES, int K
     uint warp [[simdgroup_index_in_threadgroup]]
 ) {
     constexpr int STEPS = MAX_HEAD_DIM / 16;
-    constexpr int PIECES = MAX_VALUE_DIM / 8;
+    constexpr int FRAGMENTS = MAX_VALUE_DIM / 8;
     constexpr uint WARP_ROWS = 16 * ROW_TILES;
     constexpr uint ROWS = NUM_WARPS * WARP_ROWS;
-    // Elsewhere they are in threadgroup memory, each lane's own ones.
+    // Otherwise they are in shared memory, each lane's own.
     constexpr bool HAS_QUERIES_IN_REGISTERS = MAX_HEAD_DIM <= 64;
     const uint g = lane / 4;
     const uint t = lane % 4;
@@ -133,10 +131,10 @@ template <typename KV, int MAX_HEAD_DIM, int MAX_VALUE_DIM, int ROW_TILES, int K
     threadgroup Row* rows = (threadgroup Row*)(cache_rows + 2 * KEYS);
     threadgroup uint4* own_queries = (threadgroup uint4*)(rows + ROWS) + warp * ROW_TILES * num_steps * LANES + lane;
 
-    // Everything is written by earlier kernels, or during the step before.
+    // Earlier kernels, or the previous step, have written everything.
     msl_wait_for_inputs();
     const uint kv_head = index.x;
-    // The last tokens of a sequence have the longest contexts and begin first.
+    // The last tokens of a sequence have the longest contexts and start first.
     const PrefillTile tile = tiles[grid.y - 1 - index.y];
     device const uint* block_table = block_tables + tile.table_start;
     const uint heads_per_kv_head = a.num_heads / a.pages.num_kv_heads;
@@ -154,7 +152,7 @@ template <typename KV, int MAX_HEAD_DIM, int MAX_VALUE_DIM, int ROW_TILES, int K
         return;
     }
 
-    // The first keys come while queries are read. No row of the cache is read that no token attends to.
+    // The first keys are loaded while queries are read. Only cache rows that some token attends to are read.
     const auto row_of_position = [&](uint position) {
         return row_of_key(a, block_table, kv_head, clamp(position, HAS_SPANS ? begin : window_begin, end - 1));
     };
@@ -162,7 +160,7 @@ template <typename KV, int MAX_HEAD_DIM, int MAX_VALUE_DIM, int ROW_TILES, int K
         cache_rows[thread_index] = row_of_position(begin + thread_index);
     }
     if (thread_index < ROWS) {
-        // Those that do not exist have the numbers of one that does.
+        // Missing rows repeat an existing one.
         const uint row = min(first_row + thread_index, num_rows - 1);
         rows[thread_index].token = tile.first_token + row / heads_per_kv_head;
         rows[thread_index].head = kv_head * heads_per_kv_head + row % heads_per_kv_head;
@@ -211,7 +209,7 @@ template <typename KV, int MAX_HEAD_DIM, int MAX_VALUE_DIM, int ROW_TILES, int K
             }
         }
     }
-    float results[ROW_TILES][PIECES][4] = {};
+    float results[ROW_TILES][FRAGMENTS][4] = {};
     float maxima[ROW_TILES][2];
     float sums[ROW_TILES][2];  // of the lane's keys only
 #pragma clang loop unroll(full)
@@ -230,29 +228,29 @@ template <typename KV, int MAX_HEAD_DIM, int MAX_VALUE_DIM, int ROW_TILES, int K
                 sums[r][h] = exists && t == 0 ? total[1] : 0.0f;
                 device const float* so_far = out + row_of_result(a, token, head) * VALUE_DIM;
 #pragma clang loop unroll(full)
-                for (int piece = 0; piece < PIECES; ++piece) {
-                    if (exists && 8 * piece < VALUE_DIM) {
-                        const float2 pair = *(device const float2*)(so_far + 8 * piece + 2 * t);
-                        results[r][piece][2 * h] = pair.x;
-                        results[r][piece][2 * h + 1] = pair.y;
+                for (int fragment = 0; fragment < FRAGMENTS; ++fragment) {
+                    if (exists && 8 * fragment < VALUE_DIM) {
+                        const float2 pair = *(device const float2*)(so_far + 8 * fragment + 2 * t);
+                        results[r][fragment][2 * h] = pair.x;
+                        results[r][fragment][2 * h + 1] = pair.y;
                     }
                 }
             }
         }
     }
 
-    // What the lane names of 16 keys by 16 values; beyond the last eight of a row, these again.
+    // The lane's address in 16 keys by 16 values; past the last eight values of a row, these again.
     threadgroup const ushort* own_keys = keys + (lane / 16 * 8 + lane % 8) * k_stride + lane / 8 % 2 * 8;
     threadgroup const ushort* own_values = values + lane % 16 * v_stride + lane / 16 * 8;
     for (uint first_key = begin; first_key < end; first_key += KEYS) {
         const uint parity = (first_key - begin) / KEYS % 2;
         const uint next_row = thread_index < KEYS ? row_of_position(first_key + KEYS + thread_index) : 0;
         end_copy<KEYS, MAX_HEAD_DIM, KV>(keys, HEAD_DIM, thread_index);
-        // Here the keys are there for all threads, and all have weighed the values of the tile before.
+        // From here on all threads see the keys, and none uses the previous tile's values.
         threadgroup_barrier(mem_flags::mem_threadgroup);
         begin_copy<KEYS, MAX_VALUE_DIM>(a.pages, v_cache, cache_rows + parity * KEYS, values, VALUE_DIM, thread_index);
 
-        // Whether some row of the warp attends to some key of the tile, and whether not every one to every.
+        // Whether some row of the warp attends to some key of the tile, and whether all rows attend to all keys.
         const uint last_key = first_key + KEYS - 1;
         const bool counts =
             has_rows && first_key <= warp_last && (last_key > warp_first || warp_first - last_key < a.window);
@@ -304,7 +302,7 @@ template <typename KV, int MAX_HEAD_DIM, int MAX_VALUE_DIM, int ROW_TILES, int K
             cache_rows[(1 - parity) * KEYS + thread_index] = next_row;
         }
         end_copy<KEYS, MAX_VALUE_DIM, KV>(values, VALUE_DIM, thread_index);
-        // Here the values are there, and so are the rows of the next tile, and all have multiplied the keys.
+        // From here on all threads see the values and the next tile's rows, and none uses the keys.
         threadgroup_barrier(mem_flags::mem_threadgroup);
         uint weights[ROW_TILES][KEYS / 16][4] = {};
         if (counts) {
@@ -331,7 +329,7 @@ template <typename KV, int MAX_HEAD_DIM, int MAX_VALUE_DIM, int ROW_TILES, int K
 #pragma clang loop unroll(full)
                             for (int i = 0; i < 2; ++i) {
                                 const uint position = first_key + 8 * key + 2 * t + i;
-                                // The difference is without sign: what is behind a token is farther away than any window.
+                                // The difference is unsigned: keys after the token are farther away than any window.
                             if (own_position - position >= a.window) {
                                     scores[r][key][2 * h + i] = LOWEST;
                                 }
@@ -362,10 +360,10 @@ template <typename KV, int MAX_HEAD_DIM, int MAX_VALUE_DIM, int ROW_TILES, int K
                     }
                     sums[r][h] = fma(sums[r][h], factor, tile_sum);
 #pragma clang loop unroll(full)
-                    for (int piece = 0; piece < PIECES; ++piece) {
-                        if (8 * piece < VALUE_DIM) {
-                            results[r][piece][2 * h] *= factor;
-                            results[r][piece][2 * h + 1] *= factor;
+                    for (int fragment = 0; fragment < FRAGMENTS; ++fragment) {
+                        if (8 * fragment < VALUE_DIM) {
+                            results[r][fragment][2 * h] *= factor;
+                            results[r][fragment][2 * h + 1] *= factor;
                         }
                     }
                 }
@@ -378,11 +376,11 @@ template <typename KV, int MAX_HEAD_DIM, int MAX_VALUE_DIM, int ROW_TILES, int K
 #pragma clang loop unroll(full)
             for (int step = 0; step < KEYS / 16; ++step) {
 #pragma clang loop unroll(full)
-                for (int piece = 0; piece < PIECES; piece += 2) {
-                    if (8 * piece < VALUE_DIM) {
-                        const bool is_whole = 8 * piece + 8 < VALUE_DIM;
+                for (int fragment = 0; fragment < FRAGMENTS; fragment += 2) {
+                    if (8 * fragment < VALUE_DIM) {
+                        const bool is_whole = 8 * fragment + 8 < VALUE_DIM;
                         uint of_values[4];
-                        threadgroup const ushort* own = own_values + (16 * step * v_stride + 8 * piece);
+                        threadgroup const ushort* own = own_values + (16 * step * v_stride + 8 * fragment);
                         msl_load_transposed(is_whole ? own : own - lane / 16 * 8, of_values);
 #pragma clang loop unroll(full)
                         for (int r = 0; r < ROW_TILES; ++r) {
@@ -390,7 +388,7 @@ template <typename KV, int MAX_HEAD_DIM, int MAX_VALUE_DIM, int ROW_TILES, int K
                             for (int n = 0; n < 2; ++n) {
                                 if (n == 0 || is_whole) {
                                     msl_multiply_tile(
-                                        results[r][piece + n], weights[r][step][0], weights[r][step][1],
+                                        results[r][fragment + n], weights[r][step][0], weights[r][step][1],
                                         weights[r][step][2], weights[r][step][3], of_values[2 * n], of_values[2 * n + 1]
                                     );
                                 }
@@ -416,23 +414,24 @@ template <typename KV, int MAX_HEAD_DIM, int MAX_VALUE_DIM, int ROW_TILES, int K
             }
             const float inverse = goes_on ? 1.0f : sum > 0.0f ? 1.0f / sum : 0.0f;
             if (NEXT_APART > 0) {
-                // The lane has columns 2t and 2t + 1 of all eight. Where these are no word, it gives one to the lane that has
-                // the other column of its word. Then it has the same word of every eight, and those of four are side by side.
+                // The lane has columns 2t and 2t + 1 of all eight. If these are no word, it exchanges one with the lane
+                // that has the other column of its word. Then it has the same word of every eight columns, and words of
+                // four groups are adjacent.
                 const uint distance = NEXT_APART / 2;
                 const bool is_second = (t & distance) != 0;
                 const uint first_eighth =
                     head * (VALUE_DIM / 8) + word_of_column(2 * t + (is_second ? 1 : 0), NEXT_APART);
 #pragma clang loop unroll(full)
-                for (int eighth = 0; eighth < PIECES / 4; ++eighth) {
+                for (int eighth = 0; eighth < FRAGMENTS / 4; ++eighth) {
                     uint4 words;
 #pragma clang loop unroll(full)
                     for (int unit = 0; unit < 4; ++unit) {
                         // The eight columns that have half `eighth` % 2 of their step, and lane `unit`.
                         const int of_step = NEXT_APART == 1 ? unit * 2 + eighth % 2 : eighth % 2 * 4 + unit;
-                        const int piece = eighth / 2 * 8 + of_step;
+                        const int fragment = eighth / 2 * 8 + of_step;
                         const float scale = inverse * (1.0f / FIXED_FACTOR);
-                        float first = results[r][piece][2 * h] * scale;
-                        float second = results[r][piece][2 * h + 1] * scale;
+                        float first = results[r][fragment][2 * h] * scale;
+                        float second = results[r][fragment][2 * h + 1] * scale;
                         if (NEXT_APART > 1) {
                             const float got = simd_shuffle_xor(is_second ? first : second, ushort(distance));
                             first = is_second ? got : first;
@@ -441,7 +440,7 @@ template <typename KV, int MAX_HEAD_DIM, int MAX_VALUE_DIM, int ROW_TILES, int K
                         words[unit] = msl_halves(first, second);
                     }
                     if (exists && eighth * 32 < VALUE_DIM) {
-                        ((device uint4*)out)[place_of_eighth(token, first_eighth + 4 * eighth, a.num_tokens)] = words;
+                        ((device uint4*)out)[index_of_eighth(token, first_eighth + 4 * eighth, a.num_tokens)] = words;
                     }
                 }
                 continue;
@@ -456,17 +455,17 @@ template <typename KV, int MAX_HEAD_DIM, int MAX_VALUE_DIM, int ROW_TILES, int K
             }
             device float* row_of_out = out + row_of_result(a, token, head) * VALUE_DIM;
 #pragma clang loop unroll(full)
-            for (int piece = 0; piece < PIECES; ++piece) {
-                if (8 * piece < VALUE_DIM) {
-                    const float2 pair = float2(results[r][piece][2 * h], results[r][piece][2 * h + 1]);
-                    *(device float2*)(row_of_out + 8 * piece + 2 * t) = pair * inverse;
+            for (int fragment = 0; fragment < FRAGMENTS; ++fragment) {
+                if (8 * fragment < VALUE_DIM) {
+                    const float2 pair = float2(results[r][fragment][2 * h], results[r][fragment][2 * h + 1]);
+                    *(device float2*)(row_of_out + 8 * fragment + 2 * t) = pair * inverse;
                 }
             }
         }
     }
 }
 
-// Longer heads have fewer rows and keys at a time, for the results of all rows are in registers.
+// Longer heads have fewer rows and keys at a time: the results of all rows are in registers.
 #define PREFILL(NAME, KV)                                                            \
     INSTANCE(prefill_attention_##NAME##_64, prefill_attention, KV, 64, 64, 2, 64)    \
     INSTANCE(prefill_attention_##NAME##_128, prefill_attention, KV, 192, 128, 2, 64) \

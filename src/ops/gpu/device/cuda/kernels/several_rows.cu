@@ -1,19 +1,19 @@
-// Products of weights with 17 to 64 rows of activations on tensor cores.
+// Matmuls of weights with 17 to 64 rows of activations on tensor cores.
 //
-// Everything is multiplied and added in the order of `few_rows.cu`, so that a row has the same bits in both. But a threadgroup
-// has 128 rows of weights, 16 for each warp, and all rows of activations. These were rounded before, and come by in
-// threadgroup memory for all warps, piece by piece, one slice after the other. A matrix with few rows has several
-// threadgroups for each 128, which share the slices; their sums are added by another kernel.
+// Multiplications and additions have the order of `few_rows.cu`, so that a row has the same bits in both. But a thread
+// block has 128 rows of weights, 16 for each warp, and all rows of activations. These are packed beforehand, and are
+// loaded to shared memory for all warps, K tile by K tile, one slice after the other. A matrix with few rows has
+// several thread blocks for each 128, which divide the slices among them; another kernel adds their sums.
 
 #define FOR_NVIDIA
 #include "slices.h"
 
-// Sums take most of the registers that a thread can have.
+// Sums take most of a thread's registers.
 #define MAX_THREADS 256
 #define MIN_THREADGROUPS 1
 
-constant ushort PARTS [[function_constant(5)]];   // threadgroups that share the slices of a row: one, two or four
-constant ushort STAGES [[function_constant(6)]];  // pieces that are in threadgroup memory or on their way to it
+constant ushort K_SPLITS [[function_constant(5)]];   // thread blocks that divide the slices of a row among them
+constant ushort STAGES [[function_constant(6)]];  // fragments in shared memory, in use or loading
 
 constant constexpr uint WARPS = MAX_THREADS / LANES;
 constant constexpr uint NUM_THREADS = MAX_THREADS;
@@ -21,7 +21,7 @@ constant constexpr uint QUARTER = SLICES / 4;
 
 template <typename F, int TOKEN_TILES, bool GATED>
 inline void several(
-    constant ProductArgs& a,
+    constant MatmulArgs& a,
     constant MatrixArgs& matrix,
     device const uchar* weights,
     device const uchar* up_weights,
@@ -32,68 +32,68 @@ inline void several(
     device float* partials,
     threadgroup char* memory,
     uint tile,
-    uint part,
+    uint k_split,
     uint lane,
     uint warp
 ) {
     constexpr uint RESULTS = GATED ? 8 : 16;
     constexpr uint TOKENS = TOKEN_TILES * 8;
-    constexpr uint COLUMNS = Piece<F>::COLUMNS;
+    constexpr uint COLUMNS = Fragment<F>::COLUMNS;
     constexpr uint EIGHTHS = COLUMNS / 8;
     const uint g = lane / 4;
     const uint t = lane % 4;
     const uint thread_index = warp * LANES + lane;
-    const uint num_pieces = (16 * a.num_units + COLUMNS - 1) / COLUMNS;
+    const uint num_k_tiles = (16 * a.num_units + COLUMNS - 1) / COLUMNS;
     const uint first_row = ((tile - matrix.first_group) * WARPS + warp) * RESULTS;
-    const uint first_slice = part * (SLICES / PARTS);
-    const uint end_slice = min(first_slice + SLICES / PARTS, num_pieces);
+    const uint first_slice = k_split * (SLICES / K_SPLITS);
+    const uint end_slice = min(first_slice + SLICES / K_SPLITS, num_k_tiles);
 
-    // Rows that do not exist have the weights of some that do; nobody reads their sums.
+    // Missing rows repeat the weights of existing ones; their sums are not used.
     const Planes planes = in_registers(matrix.planes);
     Source<F> sources[2];
 #pragma clang loop unroll(full)
     for (int h = 0; h < 2; ++h) {
         const uint num_eights = (matrix.num_rows + 7) / 8;
         const uint eight = min(GATED ? first_row / 8 : first_row / 8 + h, num_eights - 1);
-        sources[h] = Source<F>(GATED && h == 1 ? up_weights : weights, planes, eight * num_pieces, lane);
+        sources[h] = Source<F>(GATED && h == 1 ? up_weights : weights, planes, eight * num_k_tiles, lane);
     }
 
-    // A stage has a piece of columns of all rows of activations, and then the warps' weights. Of odd rows, eights of columns
-    // change places, so that those that a warp reads together lie in different banks.
-    const auto place_of_x = [](uint token, uint eighth) {
+    // A stage has a K tile of all rows of activations, and then the warps' weights. In odd rows, groups of eight
+    // columns are swapped, so that those that a warp reads together lie in different banks.
+    const auto index_of_x = [](uint token, uint eighth) {
         return token * EIGHTHS + (eighth ^ token % 2 * (COLUMNS == 64 ? 1 : 4));
     };
     threadgroup uint4* staged = (threadgroup uint4*)memory;
     const Ring<F, NUM_THREADS, 2> ring(memory + STAGES * (TOKENS * COLUMNS * 2), thread_index);
     constexpr uint TURNS = (TOKENS * EIGHTHS + NUM_THREADS - 1) / NUM_THREADS;
-    const auto bring_x = [&](uint stage, uint piece) {
+    const auto bring_x = [&](uint stage, uint k_tile) {
 #pragma clang loop unroll(full)
         for (uint turn = 0; turn < TURNS; ++turn) {
             const uint token = thread_index / EIGHTHS + turn * (NUM_THREADS / EIGHTHS);
             const uint eighth = thread_index % EIGHTHS;
-            // Rows that do not exist have the numbers of one that does; nobody reads their sums.
+            // Missing rows repeat an existing one; their sums are not used.
             msl_copy(
-                staged + stage * (TOKENS * EIGHTHS) + place_of_x(token, eighth),
-                x + ulong(min(token, a.num_tokens - 1)) * (a.x_stride / 8) + piece * EIGHTHS + eighth
+                staged + stage * (TOKENS * EIGHTHS) + index_of_x(token, eighth),
+                x + ulong(min(token, a.num_tokens - 1)) * (a.x_stride / 8) + k_tile * EIGHTHS + eighth
             );
         }
     };
-    const auto bring_weights = [&](uint stage, uint piece) {
+    const auto bring_weights = [&](uint stage, uint k_tile) {
 #pragma clang loop unroll(full)
         for (int h = 0; h < 2; ++h) {
-            ring.bring(stage, h, sources[h], piece);
+            ring.bring(stage, h, sources[h], k_tile);
         }
     };
-    // The piece that is brought next, slice by slice.
+    // The K tile that is loaded next, slice by slice.
     struct Next {
         uint slice;
-        uint piece;
+        uint k_tile;
     };
     const auto advance = [&](thread Next& next) {
-        next.piece += SLICES;
-        if (next.piece >= num_pieces) {
+        next.k_tile += SLICES;
+        if (next.k_tile >= num_k_tiles) {
             next.slice += 1;
-            next.piece = next.slice;
+            next.k_tile = next.slice;
         }
     };
     // Weights are not waited for.
@@ -102,7 +102,7 @@ inline void several(
 #pragma clang loop unroll(full)
     for (uint stage = 0; stage + 1 < STAGES; ++stage) {
         if (next.slice < end_slice) {
-            bring_weights(stage, next.piece);
+            bring_weights(stage, next.k_tile);
             advance(next);
         }
     }
@@ -110,42 +110,42 @@ inline void several(
 #pragma clang loop unroll(full)
     for (uint stage = 0; stage + 1 < STAGES; ++stage) {
         if (next_of_x.slice < end_slice) {
-            bring_x(stage, next_of_x.piece);
+            bring_x(stage, next_of_x.k_tile);
             advance(next_of_x);
         }
         msl_end_group();
     }
 
-    // Sums of a quarter of the slices, of two quarters, of all: as many of them as the threadgroup has slices for.
+    // Sums of a quarter of the slices, of two quarters, of all: the levels that the thread block's slices need.
     float quarter[TOKEN_TILES][4] = {};
     float half_of_all[TOKEN_TILES][4] = {};
     float all[TOKEN_TILES][4] = {};
     uint stage = 0;
     uint free_stage = STAGES - 1;
 #pragma clang loop unroll(disable)
-    for (uint slice = first_slice; slice < first_slice + SLICES / PARTS; ++slice) {
+    for (uint slice = first_slice; slice < first_slice + SLICES / K_SPLITS; ++slice) {
         float sums[TOKEN_TILES][4] = {};
 #pragma clang loop unroll(disable)
-        for (uint piece = slice; piece < num_pieces; piece += SLICES) {
+        for (uint k_tile = slice; k_tile < num_k_tiles; k_tile += SLICES) {
             if (STAGES == 4) {
                 msl_wait_for_groups<2>();
             } else {
                 msl_wait_for_groups<1>();
             }
-            // Behind it, what all threads have brought is there, and what was multiplied before is free.
+            // After this barrier all threads see the loaded stage, and the previous one is free.
             threadgroup_barrier(mem_flags::mem_threadgroup);
             if (next.slice < end_slice) {
-                bring_weights(free_stage, next.piece);
-                bring_x(free_stage, next.piece);
+                bring_weights(free_stage, next.k_tile);
+                bring_x(free_stage, next.k_tile);
                 advance(next);
             }
             msl_end_group();
-            const Piece<F> pieces[2] = { ring.take(stage, 0), ring.take(stage, 1) };
+            const Fragment<F> fragments[2] = { ring.take(stage, 0), ring.take(stage, 1) };
             threadgroup const uint4* own_x = staged + stage * (TOKENS * EIGHTHS);
             free_stage = stage;
             stage = stage + 1 == STAGES ? 0 : stage + 1;
-            multiply_pieces<F, TOKEN_TILES>(
-                pieces, [&](int n, int eight) { return own_x[place_of_x(8 * n + g, column_of_eight<F>(eight, t) / 8)]; },
+            multiply_fragments<F, TOKEN_TILES>(
+                fragments, [&](int n, int eight) { return own_x[index_of_x(8 * n + g, column_of_eight<F>(eight, t) / 8)]; },
                 sums
             );
         }
@@ -156,11 +156,11 @@ inline void several(
 #pragma clang loop unroll(full)
             for (int i = 0; i < 4; ++i) {
                 quarter[n][i] += sums[n][i];
-                if (PARTS < 4 && ends_quarter) {
+                if (K_SPLITS < 4 && ends_quarter) {
                     half_of_all[n][i] += quarter[n][i];
                     quarter[n][i] = 0.0f;
                 }
-                if (PARTS < 2 && ends_half) {
+                if (K_SPLITS < 2 && ends_half) {
                     all[n][i] += half_of_all[n][i];
                     half_of_all[n][i] = 0.0f;
                 }
@@ -168,7 +168,7 @@ inline void several(
         }
     }
 
-    const auto total = [&](int n, int i) { return PARTS == 4 ? quarter[n][i] : PARTS == 2 ? half_of_all[n][i] : all[n][i]; };
+    const auto total = [&](int n, int i) { return K_SPLITS == 4 ? quarter[n][i] : K_SPLITS == 2 ? half_of_all[n][i] : all[n][i]; };
 #pragma clang loop unroll(full)
     for (int n = 0; n < TOKEN_TILES; ++n) {
 #pragma clang loop unroll(full)
@@ -177,22 +177,22 @@ inline void several(
             if (token >= a.num_tokens) {
                 continue;
             }
-            const float factor = HAS_NORM && PARTS == 1 ? x_factors[token] : 1.0f / X_SCALE;
-            const ulong place = ulong(token) * a.out_stride + matrix.out_offset + first_row + g;
+            const float factor = HAS_NORM && K_SPLITS == 1 ? x_factors[token] : 1.0f / X_SCALE;
+            const ulong out_index = ulong(token) * a.out_stride + matrix.out_offset + first_row + g;
 #pragma clang loop unroll(full)
             for (uint h = 0; h < (GATED ? 1 : 2); ++h) {
                 if (first_row + g + 8 * h >= matrix.num_rows) {
                     continue;
                 }
                 const float sum = total(n, 2 * h + odd);
-                if (PARTS > 1) {
-                    partials[ulong(part) * a.num_tokens * a.out_stride + place + 8 * h] = sum;
+                if (K_SPLITS > 1) {
+                    partials[ulong(k_split) * a.num_tokens * a.out_stride + out_index + 8 * h] = sum;
                 } else if (GATED) {
-                    store(out, place, gated(sum * factor, total(n, 2 + odd) * factor));
+                    store(out, out_index, gated(sum * factor, total(n, 2 + odd) * factor));
                 } else {
-                    const float before = ADDS ? out[place + 8 * h] : 0.0f;
+                    const float before = ADDS ? out[out_index + 8 * h] : 0.0f;
                     const float own_bias = HAS_BIAS ? bias[first_row + g + 8 * h] : 0.0f;
-                    store(out, place + 8 * h, before + fma(sum, factor, own_bias));
+                    store(out, out_index + 8 * h, before + fma(sum, factor, own_bias));
                 }
             }
         }
@@ -201,17 +201,17 @@ inline void several(
 
 template <typename F, typename LAST, int TOKEN_TILES>
 [[kernel]] void several_rows(
-    constant ProductArgs& a [[buffer(0)]],
+    constant MatmulArgs& a [[buffer(0)]],
     device const uchar* weights0 [[buffer(1)]],
     device const uchar* weights1 [[buffer(2)]],
     device const uchar* weights2 [[buffer(3)]],
     device const float* bias0 [[buffer(4)]],
     device const float* bias1 [[buffer(5)]],
     device const float* bias2 [[buffer(6)]],
-    device const uint4* x [[buffer(7)]],          // rounded: [row, stride]
+    device const uint4* x [[buffer(7)]],          // packed: [row, stride]
     device const float* x_factors [[buffer(8)]],  // [row]
     device float* out [[buffer(9)]],
-    device float* partials [[buffer(10)]],  // [part, row, as results]
+    device float* partials [[buffer(10)]],  // [split, row, as results]
     threadgroup char* memory [[threadgroup(0)]],
     uint3 index [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
@@ -232,10 +232,10 @@ template <typename F, typename LAST, int TOKEN_TILES>
     }
 }
 
-// out = silu(gate · x) · (up · x), with the norm of x before it.
+// out = silu(gate · x) · (up · x), with the norm of x first.
 template <typename F, int TOKEN_TILES>
 [[kernel]] void several_rows_swiglu(
-    constant ProductArgs& a [[buffer(0)]],
+    constant MatmulArgs& a [[buffer(0)]],
     device const uchar* gate_weights [[buffer(1)]],
     device const uchar* up_weights [[buffer(2)]],
     device const uint4* x [[buffer(3)]],
@@ -251,9 +251,9 @@ template <typename F, int TOKEN_TILES>
     );
 }
 
-// Adds up what the threadgroups that share slices have left.
-[[kernel]] void add_parts(
-    constant ProductArgs& a [[buffer(0)]],
+// Reduces the partial sums of the thread blocks that share slices.
+[[kernel]] void reduce_splits(
+    constant MatmulArgs& a [[buffer(0)]],
     device const float* bias0 [[buffer(1)]],
     device const float* bias1 [[buffer(2)]],
     device const float* bias2 [[buffer(3)]],
@@ -267,8 +267,8 @@ template <typename F, int TOKEN_TILES>
     const uint token = index.y;
     const uint m = index.z;
     device const float* bias = m == 0 ? bias0 : m == 1 ? bias1 : bias2;
-    const ulong part = ulong(a.num_tokens) * a.out_stride;
-    const ulong place = ulong(token) * a.out_stride + a.matrices[m].out_offset;
+    const ulong split_len = ulong(a.num_tokens) * a.out_stride;
+    const ulong out_index = ulong(token) * a.out_stride + a.matrices[m].out_offset;
     const uint first_row = index.x * (TURNS * NUM_THREADS) + thread_index;
     msl_wait_for_inputs();
     const float factor = HAS_NORM ? x_factors[token] : 1.0f / X_SCALE;
@@ -276,14 +276,14 @@ template <typename F, int TOKEN_TILES>
     for (uint turn = 0; turn < TURNS; ++turn) {
         const uint row = first_row + turn * NUM_THREADS;
         if (row < a.matrices[m].num_rows) {
-            device const float* own = partials + place + row;
-            float sum = own[0] + own[part];
-            if (PARTS == 4) {
-                sum += own[2 * part] + own[3 * part];
+            device const float* own = partials + out_index + row;
+            float sum = own[0] + own[split_len];
+            if (K_SPLITS == 4) {
+                sum += own[2 * split_len] + own[3 * split_len];
             }
-            const float before = ADDS ? out[place + row] : 0.0f;
+            const float before = ADDS ? out[out_index + row] : 0.0f;
             const float own_bias = HAS_BIAS ? bias[row] : 0.0f;
-            store(out, place + row, before + fma(sum, factor, own_bias));
+            store(out, out_index + row, before + fma(sum, factor, own_bias));
         }
     }
 }

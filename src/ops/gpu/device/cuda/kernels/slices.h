@@ -1,21 +1,22 @@
-// Products whose rows have the same bits in every batch of up to 64: what `few_rows.cu` and `several_rows.cu` share.
+// Matmuls whose rows have the same bits in every batch of up to 64: shared by `few_rows.cu` and `several_rows.cu`.
 //
-// A row of weights is cut into sixteen slices, each a piece of every sixteen, which are a chunk. The products of a slice are
-// added in the order of its pieces; the sums of slices in that order to those of quarters, and these two by two.
+// A row of weights is divided into sixteen slices. A chunk is sixteen fragments, one for each slice. The dot product of
+// a slice is added in the order of its fragments; the sums of slices are added in order within quarters, and the
+// quarters in pairs.
 
-#include "products.h"
-#include "rounded.h"
+#include "matmul.h"
+#include "packed.h"
 
 constant constexpr int SLICES = 16;
 
-// Activations are rounded as they are for products of more rows where these have no norm.
+// The packing of activations without a norm is that of matmuls of more rows.
 constant constexpr float X_SCALE = 1.0f / FIXED_FACTOR;
 
-// sums += the products of pieces, of the first and the second eight rows of a tile, with the activations that
-// `activations_of(n, eight)` gives, of token tile n and eight columns.
+// sums += fragments · activations, of the first and the second eight rows of a tile. `activations_of(n, eight)` returns
+// the activations of token tile n and eight columns.
 template <typename F, int TOKEN_TILES, typename ACTIVATIONS>
-inline void multiply_pieces(
-    thread const Piece<F> (&pieces)[2],
+inline void multiply_fragments(
+    thread const Fragment<F> (&fragments)[2],
     ACTIVATIONS activations_of,
     thread float (&sums)[TOKEN_TILES][4]
 ) {
@@ -23,8 +24,8 @@ inline void multiply_pieces(
     for (int eight = 0; eight < num_eights<F>(); ++eight) {
         uint low[4];
         uint high[4];
-        decode_eight<F>(pieces[0], eight, low);
-        decode_eight<F>(pieces[1], eight, high);
+        decode_eight<F>(fragments[0], eight, low);
+        decode_eight<F>(fragments[1], eight, high);
 #pragma clang loop unroll(full)
         for (int n = 0; n < TOKEN_TILES; ++n) {
             const uint4 x = activations_of(n, eight);
