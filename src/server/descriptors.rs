@@ -70,7 +70,7 @@ impl Descriptors {
                 peers => format!(", and {peers} peers of the KV events"),
             };
             format!(
-                "this process may have {limit} files open (ulimit -n), so there are at most {connections} \
+                "this process may have {limit} open files (ulimit -n), so there are at most {connections} \
                  connections \
                  at once, {per_address} from one address{peers}; the requested limits need {}",
                 wanted.num_files(num_open)
