@@ -71,8 +71,7 @@ impl Descriptors {
             };
             format!(
                 "this process may have {limit} open files (ulimit -n), so there are at most {connections} \
-                 connections \
-                 at once, {per_address} from one address{peers}; the requested limits need {}",
+                 connections at once, {per_address} from one address{peers}; the requested limits need {}",
                 wanted.num_files(num_open)
             )
         });

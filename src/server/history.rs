@@ -312,8 +312,7 @@ impl Explanation<'_> {
                 "other_form",
                 format!(
                     "the block at token {start} is cached, but some of its tokens were generated or were at the \
-                     end of a \
-                     shorter prompt; this model computes the tokens of a prompt in another way"
+                     end of a shorter prompt; this model computes the tokens of a prompt in another way"
                 ),
             ),
             PrefixMiss::Block { start, reason: BlockMiss::Unseen } => ("unseen", self.unseen(start)),
