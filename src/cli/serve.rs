@@ -61,7 +61,7 @@ struct ServerArgs {
     #[arg(long, value_name = "NAME")]
     served_model_name: Vec<String>,
     /// Format of the model's tool calls: auto (detected from its template), none, or a name such as hermes,
-    /// mistral or deepseek_v3; an unknown name lists them all
+    /// mistral or deepseek_v3; the error for an unknown name lists them all
     #[arg(
         long,
         default_value = "auto",
@@ -71,7 +71,7 @@ struct ServerArgs {
     )]
     tool_call_parser: FormatChoice<ToolCallFormat>,
     /// Format of the model's reasoning: auto (detected from its template), none, or a name such as qwen3 or
-    /// deepseek_r1; an unknown name lists them all
+    /// deepseek_r1; the error for an unknown name lists them all
     #[arg(
         long,
         default_value = "auto",
