@@ -177,7 +177,7 @@ fn cut(line: &Line, width: usize, with_styles: bool) -> String {
     let mut left = width;
     let mut shown = String::new();
     for (style, text) in line {
-        // What a server says of itself must not move the cursor.
+        // Text from the server must not move the cursor.
         let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(left).collect();
         left -= text.chars().count();
         match style {

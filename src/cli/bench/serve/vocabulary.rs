@@ -4,15 +4,13 @@
 //! order:
 //!
 //! 1. The server has `/tokenize`, as vLLM and this program do. It tokenizes a list of English words. For
-//! completions, prompts are lists of the resulting ids. That is exact: nothing is added to token ids, and
-//! none of them is a special token. For chats, prompts are words of one token each, and the tokens of the
-//! chat template are subtracted.
-//!
+//!    completions, prompts are lists of the resulting ids. That is exact: nothing is added to token ids, and
+//!    none of them is a special token. For chats, prompts are words of one token each, and the tokens of the
+//!    chat template are subtracted.
 //! 2. The size of the vocabulary was given. Prompts are ids from its middle, because special tokens are at
-//! its ends. That is exact for completions.
-//!
+//!    its ends. That is exact for completions.
 //! 3. Each word counts as one token, so the length is approximate. Results always count the tokens that the
-//! server reports.
+//!    server reports.
 
 use serde_json::{Value, json};
 
