@@ -164,7 +164,7 @@ fn digest(secret: &hmac::Key, key: &[u8]) -> Digest {
     digest
 }
 
-/// One key a line, optionally with a weight: `KEY weight=2`. A line that begins with `#` is a comment.
+/// One key a line, optionally with a weight: `KEY weight=2`. A word that begins with `#` starts a comment.
 fn parse_file(text: &str, path: &Path) -> Result<Vec<Key>> {
     let mut keys = Vec::new();
     for (line, text) in (1..).zip(text.lines()) {
