@@ -1,4 +1,4 @@
-//! The answer of a model in a chat: what it reasons, dimmed, and then what it says.
+//! The answer of a model in a chat: its reasoning, dimmed, and then its text.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use super::console::{Style, has_styles, styled};
 use super::render::{Finished, GeneratedSequence, Render, SequenceContext};
 use super::wrap::Wrap;
 
-/// Around reasoning where there are no styles: what the models themselves write.
+/// Marks reasoning where there are no styles. Models write the same marks.
 const OPEN: &str = "<think>\n";
 const CLOSE: &str = "\n</think>\n\n";
 
-/// Text for people, streamed. Calls of tools are not looked for, because a chat on the terminal has no tools.
+/// Streamed text for people. It is not parsed for tool calls, because a chat on the terminal has no tools.
 #[derive(Debug)]
 pub(crate) struct AnswerRender<W> {
     writer: W,
     parser: AnswerParser,
     has_styles: bool,
-    /// Breaks lines at the edge of a terminal.
+    /// Wraps lines at the edge of a terminal.
     wrap: Option<Wrap>,
     is_reasoning: bool,
     last_byte: Option<u8>,
@@ -28,15 +28,15 @@ pub(crate) struct AnswerRender<W> {
 }
 
 impl AnswerRender<io::Sink> {
-    /// Shows nothing and keeps everything.
+    /// Prints nothing and collects the text.
     pub(crate) fn hidden(format: AnswerFormat, prompt_end: PromptEnd) -> Self {
         Self::with_styles(io::sink(), format, prompt_end, false)
     }
 }
 
 impl<W: Write + IsTerminal> AnswerRender<W> {
-    /// For one answer to a prompt that leaves off like this. Reasoning is dimmed if `writer` is a terminal with
-    /// styles, and stands between markers otherwise.
+    /// For one answer to a prompt with this end. Reasoning is dimmed if `writer` is a terminal with styles,
+    /// otherwise it is put between marks.
     pub(crate) fn new(writer: W, format: AnswerFormat, prompt_end: PromptEnd) -> Self {
         let has_styles = has_styles(&writer);
         let width = writer.is_terminal().then(terminal_size::terminal_size).flatten();
@@ -61,7 +61,7 @@ impl<W: Write> AnswerRender<W> {
         }
     }
 
-    /// What the model said, without its reasoning.
+    /// The model's text, without its reasoning.
     pub(crate) fn into_content(self) -> String {
         self.content
     }
@@ -92,7 +92,7 @@ impl<W: Write> AnswerRender<W> {
         }
         self.is_reasoning = true;
         self.reasoning.push_str(text);
-        // Each chunk ends its style, so that a chat that is stopped in between leaves none after.
+        // Each chunk ends its style, so that no style remains after an interrupted chat.
         if self.has_styles { self.write(&styled(text, Style::Dim)) } else { self.write(text) }
     }
 
@@ -149,7 +149,7 @@ mod tests {
 
     use super::*;
 
-    /// What is shown of an answer that comes in these chunks, and what is kept of it.
+    /// The output and the collected content of an answer in these chunks.
     fn shown(chunks: &[&str], prompt_end: PromptEnd, has_styles: bool) -> (String, String) {
         let format = AnswerFormat { tool_calls: None, reasoning: Some(ReasoningFormat::think()) };
         let mut render = AnswerRender::with_styles(Vec::new(), format, prompt_end, has_styles);
@@ -180,7 +180,7 @@ mod tests {
     fn reasoning_that_the_prompt_began_is_reasoning() {
         let (plain, content) = shown(&["Hm.", "</think>Yes"], PromptEnd::InReasoning, false);
         assert_eq!((&plain[..], &content[..]), ("<think>\nHm.\n</think>\n\nYes\n", "Yes"));
-        // It was stopped before it came to an answer.
+        // Interrupted before the answer began.
         let (plain, content) = shown(&["Hm."], PromptEnd::InReasoning, false);
         assert_eq!((&plain[..], &content[..]), ("<think>\nHm.\n", ""));
     }

@@ -1,7 +1,7 @@
-//! `tinyvllm bench`: tokens per second, and how much of the machine's memory bandwidth they use.
+//! `tinyvllm bench`: tokens per second, and the fraction of the machine's memory bandwidth that they use.
 //!
-//! Generating a token reads every weight that it goes through once, so on most machines memory decides the speed. A number
-//! of tokens per second says little by itself; with the measured bandwidth it shows the headroom.
+//! Generating a token reads all of its weights once, so memory limits the speed on most machines. Compared
+//! with the measured bandwidth, tokens per second show the headroom.
 
 mod measure;
 mod predictions;
@@ -23,7 +23,7 @@ use super::console::Console;
 use super::load::{engine_options, load, merge_model};
 use super::value::parse_fraction;
 
-/// What to measure.
+/// The flags of `tinyvllm bench`.
 #[derive(Debug, Clone, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct BenchArgs {
@@ -36,10 +36,10 @@ pub(crate) struct BenchArgs {
     /// Prompt lengths in tokens, such as 128,512 [default: 512, or less in a small context window]
     #[arg(long, short, value_delimiter = ',', value_name = "TOKENS")]
     pub(crate) prompt_lens: Vec<usize>,
-    /// Tokens that are in the cache before each of the prompts, such as 0,1900
+    /// Tokens in the cache before each prompt, such as 0,1900
     #[arg(long, short = 'd', value_delimiter = ',', value_name = "TOKENS", default_value = "0")]
     pub(crate) prompt_depths: Vec<usize>,
-    /// Prompts of each length that are computed together, such as 1,8
+    /// Prompts of each length that are computed at once, such as 1,8
     #[arg(long, value_delimiter = ',', value_name = "PROMPTS", default_value = "1")]
     pub(crate) prompts_at_once: Vec<usize>,
     /// Sequences that generate at once, such as 1,4,8
@@ -51,11 +51,11 @@ pub(crate) struct BenchArgs {
     /// Tokens to generate for each sequence [default: 64, or less in a small context window]
     #[arg(long, short = 'n', value_name = "TOKENS")]
     pub(crate) output_len: Option<usize>,
-    /// Generate also with predictions of which these shares of the tokens are right, such as 0.7,1; drafts are tried from no
-    /// other source unless --speculative-config is given
+    /// Measure generation also with predictions in which these fractions of the tokens are right, such as
+    /// 0.7,1. Drafts have no other source then, unless --speculative-config is given
     #[arg(long, value_delimiter = ',', value_name = "SHARES", value_parser = parse_fraction)]
     pub(crate) prediction_accuracies: Vec<f64>,
-    /// Measurements of each combination, after one that does not count
+    /// Measurements of each combination, after one warm-up
     #[arg(long, short, default_value_t = 3)]
     pub(crate) repeats: usize,
     /// Print one JSON object instead of a table
@@ -67,19 +67,19 @@ pub(crate) struct BenchArgs {
     pub(crate) messages: MessageArgs,
 }
 
-/// What else can be measured than this machine with a model.
+/// Other measurements.
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum BenchCommand {
     /// Measure a running server: throughput and latencies under load
     ///
-    /// Sends requests to any server with OpenAI's interface and measures the distributions of the time to the first
-    /// token, between tokens and to the end. Requests are sent at times that are fixed before the first one
-    /// (--request-rate, --burstiness), so a slow server gets the same load. Names of flags and of the JSON's
-    /// keys are those of vLLM's `bench serve`.
+    /// Sends requests to any server with OpenAI's interface and measures the distributions of the time to the
+    /// first token, between tokens and to the end. The times of the requests are fixed before the first one
+    /// (--request-rate, --burstiness), so a slow server gets the same load. Flags and JSON keys have the
+    /// names of vLLM's `bench serve`.
     Serve(Box<serve::ServeBenchArgs>),
 }
 
-/// What is measured, with the defaults filled in.
+/// The measurements to make, with all defaults.
 #[derive(Debug)]
 struct Plan {
     prompt_lens: Vec<usize>,
@@ -121,12 +121,12 @@ impl Plan {
                 return Err(tinyvllm::Error::invalid_request(message).into());
             }
         }
-        // A prompt length of 0 means that no prompt is measured.
+        // A prompt length of 0 turns off the measurement of prompts.
         Ok(Self { prompt_lens: plan.prompt_lens.iter().copied().filter(|len| *len > 0).collect(), ..plan })
     }
 }
 
-/// Measures and prints.
+/// Measures and prints the results.
 ///
 /// # Errors
 /// If the model cannot be loaded, a combination does not fit into its context, or a measurement fails.
@@ -194,7 +194,7 @@ fn measure_all(
     console: Console,
 ) -> anyhow::Result<Report> {
     let mut random = RandomPrompts::new(llm.model_config().vocab_size);
-    // One run that does not count touches every page of the weights.
+    // A warm-up run touches every page of the weights.
     let num_tokens = 8.min(llm.engine().config().max_model_len - 1);
     measure::prompts(llm, &mut random, PromptShape { num_prompts: 1, num_tokens, depth: 0 })?;
 
@@ -255,7 +255,7 @@ fn measure_all(
     })
 }
 
-/// What generating reads from memory, without what stays in caches.
+/// What a generated token reads from memory.
 #[derive(Debug, Clone, Copy)]
 struct BytesRead {
     weights_per_step: u64,
@@ -288,8 +288,8 @@ fn generation_result(
     }
 }
 
-/// The best of up to four measurements: another one where generation was faster than that, because then something
-/// disturbed it.
+/// The best of up to four measurements. It is repeated while generation was faster than the bandwidth,
+/// because then something disturbed the measurement.
 fn believable_bandwidth(
     generations: &[GenerationResult],
     measure: impl Fn() -> Option<MemoryBandwidth>,
@@ -304,7 +304,7 @@ fn believable_bandwidth(
     Some(best)
 }
 
-/// Fills in the share of the bandwidth that each generation used, and returns whether one is more than all of it.
+/// Sets the fraction of the bandwidth that each generation used. Returns whether one is above 1.
 fn set_bandwidth_fraction(generations: &mut [GenerationResult], bytes_per_second: Option<f64>) -> bool {
     for result in &mut *generations {
         result.bandwidth_fraction = bytes_per_second.map(|most| result.bytes_per_second / most);
@@ -312,7 +312,7 @@ fn set_bandwidth_fraction(generations: &mut [GenerationResult], bytes_per_second
     generations.iter().any(|result| result.bandwidth_fraction.is_some_and(|fraction| fraction > 1.0))
 }
 
-/// The most memory that this process has had, where the system reports it.
+/// The peak memory of this process, where the system reports it.
 fn peak_memory_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

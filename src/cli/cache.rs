@@ -1,4 +1,4 @@
-//! Prefixes that are kept in files: their flags, and `tinyvllm cache`.
+//! Prefixes in files: their flags, and `tinyvllm cache`.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -18,19 +18,19 @@ use super::console::Console;
 use super::table;
 use super::value::{human_age, human_bytes};
 
-/// Bytes of a directory without `--prefix-cache-gb`, in GB.
+/// Size limit of a folder in GB, without `--prefix-cache-gb`.
 const DEFAULT_GB: f64 = 10.0;
 
-/// Where prefixes are kept that a restart shall find.
+/// Where prefixes are stored outside the KV cache.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct PrefixStoreArgs {
     /// Keep computed prefixes in this folder, so that a restart finds them; several processes may share it
     #[arg(long, value_name = "FOLDER", hide_short_help = true)]
     prefix_cache_dir: Option<PathBuf>,
-    /// Most that may be in the folder, in GB; what was used least recently goes first [default: 10]
+    /// Size limit of that folder in GB; the least recently used prefixes are removed first [default: 10]
     #[arg(long, value_name = "N", hide_short_help = true)]
     prefix_cache_gb: Option<f64>,
-    /// Memory of the host for blocks of the KV cache that do not fit on a GPU, in GB
+    /// Host memory for blocks of the KV cache that do not fit on a GPU, in GB
     #[arg(long, value_name = "N", hide_short_help = true)]
     kv_offload_gb: Option<f64>,
 }
@@ -39,7 +39,7 @@ impl PrefixStoreArgs {
     /// The flag for host memory as the library's type.
     ///
     /// # Errors
-    /// If it is no number of bytes.
+    /// If it is not a valid size.
     pub(crate) fn offload(&self, console: Console) -> anyhow::Result<Option<OffloadOptions>> {
         let Some(gb) = self.kv_offload_gb else { return Ok(None) };
         if !(0.001..=1e6).contains(&gb) {
@@ -52,10 +52,10 @@ impl PrefixStoreArgs {
         Ok(Some(OffloadOptions { max_bytes: (gb * 1e9) as u64, on_notice }))
     }
 
-    /// These flags as the library's type; none without a folder.
+    /// These flags as the library's type; `None` without a folder.
     ///
     /// # Errors
-    /// If there is a limit and no folder, or the limit is no number of bytes.
+    /// If there is a limit and no folder, or the limit is not a valid size.
     pub(crate) fn options(&self, console: Console) -> anyhow::Result<Option<StoreOptions>> {
         let Some(directory) = &self.prefix_cache_dir else {
             return match self.prefix_cache_gb {
@@ -83,20 +83,20 @@ impl PrefixStoreArgs {
     }
 }
 
-/// A folder that `--prefix-cache-dir` names. Servers may use it meanwhile.
+/// The command for a folder of `--prefix-cache-dir`. Servers may be using it.
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum CacheCommand {
-    /// List its packs, the one that was used least recently first
+    /// List its packs, least recently used first
     Ls(CacheArgs),
-    /// Show how much is in it
+    /// Show its size
     Du(CacheArgs),
     /// Read every block and compare its checksum
     Verify(CacheArgs),
-    /// Remove everything in it but its secret
+    /// Remove everything in it except its secret
     Clear(CacheArgs),
 }
 
-/// Which folder.
+/// The folder of a command.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct CacheArgs {
     /// The folder
@@ -106,10 +106,10 @@ pub(crate) struct CacheArgs {
     messages: MessageArgs,
 }
 
-/// Carries it out.
+/// Runs the command.
 ///
 /// # Errors
-/// If the folder is not one of cached prefixes, or cannot be read or changed.
+/// If the folder does not contain cached prefixes, or cannot be read or changed.
 pub(crate) fn run(command: &CacheCommand) -> anyhow::Result<ExitCode> {
     let mut out = io::stdout().lock();
     match command {

@@ -1,14 +1,14 @@
-//! Where words go: results to standard output, everything else to standard error.
+//! Output: results to standard output, everything else to standard error.
 //!
-//! Only this file decides whether a line is printed (`--quiet`, `--verbose`) and whether in colour
-//! (a terminal, and no `NO_COLOR`).
+//! Only this file decides whether a line is printed (`--quiet`, `--verbose`) and whether it has colours (on a
+//! terminal, without `NO_COLOR`).
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 
 use super::args::MessageArgs;
 
-/// The level of messages.
+/// How much is printed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Verbosity {
     Quiet,
@@ -17,20 +17,20 @@ enum Verbosity {
     Verbose,
 }
 
-/// The way to the user.
+/// Prints messages for the user.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Console {
     verbosity: Verbosity,
 }
 
-/// How a word looks on a terminal.
+/// The style of a word on a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Style {
-    /// An error's name.
+    /// The word `error:`.
     Error,
-    /// Something to notice.
+    /// Important text.
     Bold,
-    /// Something to overlook.
+    /// Unimportant text.
     Dim,
 }
 
@@ -54,19 +54,19 @@ impl Console {
         self.verbosity == Verbosity::Verbose
     }
 
-    /// A line about the run, unless quiet.
+    /// Prints a line about the run, unless quiet.
     pub(crate) fn note(self, line: impl Display) {
         if self.verbosity >= Verbosity::Normal {
             write_message(&line);
         }
     }
 
-    /// The answer to something that the user asked of the program itself.
+    /// Prints the reply to a command, even if quiet.
     pub(crate) fn reply(self, line: impl Display) {
         write_message(&line);
     }
 
-    /// A line for --verbose.
+    /// Prints a line with --verbose only.
     pub(crate) fn detail(self, line: impl Display) {
         if self.verbosity >= Verbosity::Verbose {
             write_message(&paint(&line.to_string(), Style::Dim, &io::stderr()));
@@ -74,7 +74,7 @@ impl Console {
     }
 }
 
-/// Prints `error: …` and, after an empty line, `hint: …`. Nothing silences an error.
+/// Prints `error: …` and, after an empty line, `hint: …`, even if quiet.
 pub(crate) fn print_error(error: &anyhow::Error) {
     let stderr = io::stderr();
     write_message(&format_args!("{} {}", paint("error:", Style::Error, &stderr), message(error)));
@@ -84,8 +84,8 @@ pub(crate) fn print_error(error: &anyhow::Error) {
     }
 }
 
-/// What was being done, and what went wrong. The library's messages are complete: they say what their own
-/// causes said, so the chain of causes ends with them.
+/// The contexts of an error and its cause. The library's messages include their own causes, so the chain ends
+/// with the first of them.
 fn message(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain() {
@@ -100,7 +100,7 @@ fn message(error: &anyhow::Error) -> String {
     text
 }
 
-/// `text` in `style` if `stream` shows styles.
+/// `text` in `style` if `stream` supports styles.
 pub(crate) fn paint(text: &str, style: Style, stream: &impl IsTerminal) -> String {
     if has_styles(stream) { styled(text, style) } else { text.to_owned() }
 }
@@ -115,14 +115,14 @@ pub(crate) fn styled(text: &str, style: Style) -> String {
     format!("\x1b[{code}m{text}\x1b[0m")
 }
 
-/// Whether `stream` is a terminal with colours.
+/// Whether `stream` is a terminal that supports styles.
 pub(crate) fn has_styles(stream: &impl IsTerminal) -> bool {
     let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     stream.is_terminal() && !is_set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
 fn write_message(line: &dyn Display) {
-    // A user that closed standard error needs no error about it.
+    // A user who closed standard error needs no error about it.
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 

@@ -1,9 +1,9 @@
-//! Flags of other programs, as their users type them: llama.cpp, vLLM and ollama.
+//! Flags of llama.cpp, vLLM and ollama, as their users type them.
 //!
-//! What means something here becomes the flag that it means. Flags with one spelling more than ours are aliases where
-//! the flag is defined; here are those that clap cannot read (`-ngl`), and those that are not needed. The latter are
-//! removed and named in one line, so that a command that is pasted runs. What would change the result and is not
-//! possible is an error.
+//! A flag with an equivalent is replaced by it. Flags that differ only in spelling are aliases where the flag
+//! is defined. This file has those that clap cannot parse (`-ngl`), and those that have no effect here. The
+//! latter are removed and listed in one line, so that a pasted command runs. A flag that would change the
+//! result and is not supported is an error.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -12,36 +12,36 @@ use clap::error::{ContextKind, ContextValue};
 use tinyvllm::config::SpeculativeConfig;
 use tinyvllm::quoted;
 
-/// What becomes of a flag.
+/// How a flag is translated.
 #[derive(Debug, Clone, Copy)]
 enum Meaning {
-    /// Ours, with the same value.
+    /// To this flag of ours, with the same value.
     Is(&'static str),
-    /// Ours, which has no value.
+    /// To this flag of ours, without a value.
     IsSwitch(&'static str),
-    /// Not needed, and has no value.
+    /// Removed; it has no value.
     Switch,
-    /// Not needed, with its value.
+    /// Removed with its value.
     Value,
-    /// Not needed, with the value if there is one: on, off or auto.
+    /// Removed, with its value if there is one: on, off or auto.
     MaybeValue,
-    /// Not needed if it is one; more there is not.
+    /// Removed if the value is 1, otherwise an error.
     AtMostOne,
-    /// Layers on a GPU: none is the processor, and otherwise all are.
+    /// Layers on a GPU: 0 means the CPU, any other number means the GPU.
     Layers,
-    /// Tokens of the window; 0 is the model's own.
+    /// The context length; 0 is the model's own.
     Window,
-    /// Whether the model reasons; the value stands after `=`.
+    /// Whether the model reasons; the value comes after `=`.
     Think,
-    /// How tokens are drafted. Methods that are not here are not needed, since none changes a token.
+    /// How tokens are drafted. An unknown method is removed, since drafting never changes a token.
     Speculation,
-    /// Would change the result, and there is none: the way out.
+    /// An error with this way out, because the flag would change the result.
     Not(&'static str),
 }
 
 use Meaning::{AtMostOne, Is, IsSwitch, Layers, MaybeValue, Not, Speculation, Switch, Think, Value, Window};
 
-/// Commands of ollama that there are not, with the way out.
+/// Commands of ollama that do not exist here, each with a way out.
 const COMMANDS: &[(&str, &str)] = &[
     (
         "create",
@@ -206,20 +206,20 @@ const FLAGS: &[(&str, Meaning)] = &[
     ("--hidethinking", Not("--no-thinking switches reasoning off")),
 ];
 
-/// Words that this program knows, and what was taken away.
+/// A translated command line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Translated {
     pub(crate) words: Vec<OsString>,
-    /// Flags that are ours under another name: as they were typed, and ours.
+    /// Replaced flags: as they were typed, and ours.
     pub(crate) renamed: Vec<(&'static str, &'static str)>,
-    /// Flags that are not needed, as they were typed.
+    /// Removed flags, as they were typed.
     pub(crate) not_needed: Vec<String>,
 }
 
-/// Translates the words of a command line, of which the first is the program.
+/// Translates a command line. Its first word is the program.
 ///
 /// # Errors
-/// What cannot be done, with the way out.
+/// If a flag is not supported; with the way out.
 pub(crate) fn translate(
     words: impl IntoIterator<Item = OsString>,
     command: &clap::Command,
@@ -231,7 +231,7 @@ pub(crate) fn translate(
     let mut is_value = true;
     let mut is_command = false;
     while let Some(word) = words.next() {
-        // What stands after a flag of ours is its value, whatever it looks like.
+        // The word after a flag of ours is its value, even if it looks like a flag.
         let was_value = std::mem::replace(&mut is_value, false);
         // The first word is the program, and the second one may be a command.
         let may_be_command = std::mem::replace(&mut is_command, translated.words.is_empty());
@@ -322,7 +322,7 @@ pub(crate) fn translate(
     Ok(translated)
 }
 
-/// Of a configuration of speculation what is ours, and what is not needed.
+/// Splits a configuration of speculation into the supported fields and a description of the removed ones.
 fn speculation(text: String) -> (Option<String>, Option<String>) {
     let Ok(serde_json::Value::Object(mut object)) = serde_json::from_str(&text) else {
         return (Some(text), None);
@@ -338,7 +338,7 @@ fn speculation(text: String) -> (Option<String>, Option<String>) {
     (Some(own), (!keys.is_empty()).then(|| keys.iter().map(|key| quoted(key)).collect::<Vec<_>>().join(", ")))
 }
 
-/// Names the flags of an error as they were typed.
+/// Replaces flags in an error by those that were typed.
 pub(crate) fn as_typed(mut error: clap::Error, renamed: &[(&str, &str)]) -> clap::Error {
     for kind in [ContextKind::InvalidArg, ContextKind::PriorArg] {
         let Some(ContextValue::String(name)) = error.get(kind) else { continue };
@@ -353,7 +353,7 @@ pub(crate) fn as_typed(mut error: clap::Error, renamed: &[(&str, &str)]) -> clap
     error
 }
 
-/// All spellings of flags after which a value stands.
+/// Collects all spellings of flags that take a value.
 fn collect_taking(command: &clap::Command, taking: &mut HashSet<String>) {
     for arg in command.get_arguments().filter(|arg| arg.get_action().takes_values() && !arg.is_positional()) {
         if arg.is_require_equals_set() {
@@ -402,7 +402,7 @@ mod tests {
         check("x serve m --kv-offloading-size 8", "x serve m --kv-offload-gb 8", "");
         check("x -m m --draft-max 8 -p x", "x -m m -p x", "--draft-max");
         check("x run m --think=false --keepalive 5m hello", "x run m --no-thinking hello", "--keepalive");
-        // Values of our flags are not looked at, nor what stands after `--`.
+        // Values of our flags are not translated, nor is anything after `--`.
         check("x -p -hf --stop --mlock", "x -p -hf --stop --mlock", "");
         check("x run m -- -ngl 1", "x run m -- -ngl 1", "");
         check("x -m m -i --keep 5 --numa=isolate", "x -m m", "-i --keep --numa");
@@ -469,10 +469,10 @@ mod tests {
         let mut found = HashSet::new();
         own(&args::command(), &mut found);
         for (flag, meaning) in FLAGS {
-            // Of this one, values are looked at.
+            // Only for this one, values are translated.
             assert_eq!(found.contains(*flag), matches!(meaning, Speculation), "{flag} is a flag of ours");
             if let Is(own) | IsSwitch(own) = meaning {
-                assert!(found.contains(*own), "{own} is no flag of ours");
+                assert!(found.contains(*own), "{own} is not a flag of ours");
             }
         }
     }

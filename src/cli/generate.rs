@@ -1,4 +1,4 @@
-//! `tinyvllm` and `tinyvllm generate`: from prompts to output.
+//! `tinyvllm` and `tinyvllm generate`: read the prompts and generate.
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
@@ -20,23 +20,23 @@ use super::render::{JsonRender, Render, TextRender, render_request};
 use super::timings::Summary;
 use super::{chat, load, text_file, usage_error};
 
-/// Seed and most tokens of a run without arguments: a story that ends well, and the same one for all users.
+/// Token limit and seed of a run without arguments: the same story for all users, with a good end.
 const DEMO_MAX_TOKENS: usize = 400;
 const DEMO_SEED: u64 = 2;
 
-/// Silence of standard input after which a message says what the program waits for.
+/// After this time without input, a message says that the program waits for standard input.
 const STDIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Which words led here.
+/// The command that was typed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Caller {
-    /// `tinyvllm` alone, which may also chat or show the built-in model.
+    /// `tinyvllm` alone, which may also chat or run the demo.
     NoCommand,
-    /// `tinyvllm generate`, which does what it says.
+    /// `tinyvllm generate`, which only generates.
     Command,
 }
 
-/// What to do, decided before a model is loaded.
+/// The task, decided before a model is loaded.
 #[derive(Debug, PartialEq)]
 enum Task {
     Prompts(Vec<Prompt>),
@@ -52,7 +52,7 @@ enum Prompt {
 }
 
 impl Prompt {
-    /// Puts what came in after the text.
+    /// Appends standard input to the text.
     fn append(&mut self, input: &str) {
         if let Self::Text(text) = self
             && !input.is_empty()
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &GenerateArgs, caller: Caller) -> anyhow::Result<ExitCod
         logprobs: args.output.logprobs,
         ..args.sampling.params(defaults)
     };
-    // Everything but token ids can be checked before a model is there.
+    // Everything but token ids can be checked before the model is loaded.
     params_for(&SamplingDefaults::default()).validate(usize::MAX)?;
     let task = choose_task(args, caller, console)?;
     let options = LlmOptions {
@@ -124,8 +124,8 @@ fn generate(
     console: Console,
 ) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
-    // All before the first token is read, so that they run as one batch and a bad one stops the run
-    // before there is output.
+    // All requests are submitted before the first token is read. So they run as one batch, and an invalid one
+    // stops the run before there is output.
     let submit = |(index, prompt): (usize, &Vec<u32>)| {
         let mut params = params.clone();
         params.max_tokens = llm.max_tokens(prompt.len(), &params);
@@ -163,10 +163,10 @@ fn generate(
     Ok(if guard.is_interrupted() { ExitCode::from(interrupt::EXIT_CODE) } else { ExitCode::SUCCESS })
 }
 
-/// What ended before it was at its end.
+/// The note about outputs that were cut off.
 fn cut_note(num_cut: usize, has_limit: bool) -> String {
     let what = if num_cut == 1 { "the output ends" } else { "outputs end" };
-    let limit = if has_limit { "the token limit is reached (--max-tokens)" } else { "the window is full" };
+    let limit = if has_limit { "the token limit is reached (--max-tokens)" } else { "the context is full" };
     format!("({what} here: {limit})")
 }
 
@@ -182,7 +182,7 @@ fn choose_task(args: &GenerateArgs, caller: Caller, console: Console) -> anyhow:
         if args.prompt.prompt_ids.is_empty() && has_input() {
             let input = read_stdin(
                 console,
-                "waiting for the end of standard input, which follows the prompt (</dev/null if there is none)",
+                "waiting for the end of standard input, which is appended to the prompt (</dev/null for none)",
             )?;
             prompts.iter_mut().for_each(|prompt| prompt.append(&input));
         }
@@ -217,7 +217,7 @@ fn choose_task(args: &GenerateArgs, caller: Caller, console: Console) -> anyhow:
     Err(usage_error(ErrorKind::MissingRequiredArgument, message))
 }
 
-/// Whether a file or another program is standard input. A terminal is not, nor what services start with.
+/// Whether standard input is a file or a pipe. It is not one on a terminal or for services without input.
 fn has_input() -> bool {
     #[cfg(unix)]
     {
@@ -231,11 +231,11 @@ fn has_input() -> bool {
     !io::stdin().is_terminal()
 }
 
-/// All of standard input.
+/// Reads all of standard input.
 fn read_stdin(console: Console, waiting: &str) -> anyhow::Result<String> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
-        // The receiver only goes away with the program.
+        // The receiver is dropped only when the program ends.
         let _ = sender.send(text_file::read_stdin());
     });
     let text = match receiver.recv_timeout(STDIN_TIMEOUT) {
@@ -248,7 +248,7 @@ fn read_stdin(console: Console, waiting: &str) -> anyhow::Result<String> {
     Ok(without_line_end(text?))
 }
 
-/// The text without the line end that `echo` and editors add.
+/// The text without the line break that `echo` and editors append.
 fn without_line_end(mut text: String) -> String {
     if text.ends_with('\n') {
         text.pop();
@@ -269,7 +269,7 @@ fn encode(
     let system = args.system.system.as_deref();
     let is_raw = is_raw || args.prompt.raw;
     let has_text = prompts.iter().any(|prompt| matches!(prompt, Prompt::Text(_)));
-    // A system message without a template is an error that `encode_chat` makes; a prompt alone is not.
+    // A system message without a template is an error of `encode_chat`; a prompt alone is not.
     let uses_template = !is_raw && (llm.has_chat_template() || system.is_some() || args.thinking.no_thinking);
     if has_text && !is_raw && !uses_template && llm.tokenizer().is_some() {
         console.note("the model has no chat template: it continues the prompt as it is");
@@ -297,7 +297,7 @@ fn new_output<'a>(args: &GenerateArgs, llm: &'a Llm, prompts: &[Prompt]) -> Box<
     Box::new(TextRender::new(io::stdout(), labels, llm.tokenizer().is_some()))
 }
 
-/// The beginning of a prompt, on one line.
+/// The start of a prompt, on one line.
 fn label(prompt: &Prompt) -> String {
     const MAX_CHARS: usize = 60;
     let text = match prompt {

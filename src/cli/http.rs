@@ -1,7 +1,7 @@
 //! A small HTTP client for the commands that talk to a running server: `bench serve` and `top`.
 //!
-//! Connections are kept and used again. Nothing is followed (redirects), nothing is retried but a request
-//! that a kept connection never sent, and the key is in no message.
+//! Connections are kept alive and reused. The client follows no redirects. It retries a request only if a
+//! reused connection never sent it. No message contains the key.
 
 use std::fmt;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
 use tinyvllm::{Error, ErrorKind};
 
-/// A server that does not even accept a connection for so long is not there.
+/// Time for a server to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A client of one server.
@@ -32,16 +32,16 @@ pub(crate) struct HttpClient {
 
 impl fmt::Debug for HttpClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not the key.
+        // Without the key.
         f.debug_struct("HttpClient").field("base_url", &self.base_url).finish_non_exhaustive()
     }
 }
 
 impl HttpClient {
-    /// A client of the server at `base_url`; an ending `/v1` may be there or not.
+    /// A client of the server at `base_url`, with or without `/v1` at its end.
     ///
     /// # Errors
-    /// If this is no `http` or `https` URL, or the key cannot be in a header.
+    /// If this is not an `http` or `https` URL, or the key is not valid in a header.
     pub(crate) fn new(base_url: &str, api_key: Option<&str>) -> anyhow::Result<Self> {
         let base_url = normalize(base_url)?;
         let authorization = match api_key {
@@ -57,7 +57,7 @@ impl HttpClient {
         };
         let mut connector = HttpConnector::new();
         connector.enforce_http(false);
-        // A token's bytes are few, and they must not wait for more.
+        // A token has few bytes, which must not wait for more.
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
         let connector = HttpsConnectorBuilder::new()
@@ -69,7 +69,7 @@ impl HttpClient {
         Ok(Self { client, base_url, authorization })
     }
 
-    /// The server, without a slash at the end.
+    /// The server's URL, without a slash at the end.
     pub(crate) fn base_url(&self) -> &str {
         &self.base_url
     }
@@ -77,7 +77,7 @@ impl HttpClient {
     /// Sends a GET.
     ///
     /// # Errors
-    /// If there is no answer.
+    /// If the server does not answer.
     pub(crate) async fn get(&self, path: &str) -> anyhow::Result<Response<Incoming>> {
         self.send(Method::GET, path, Bytes::new()).await
     }
@@ -85,15 +85,15 @@ impl HttpClient {
     /// Sends a POST of JSON.
     ///
     /// # Errors
-    /// If there is no answer.
+    /// If the server does not answer.
     pub(crate) async fn post(&self, path: &str, body: Bytes) -> anyhow::Result<Response<Incoming>> {
         self.send(Method::POST, path, body).await
     }
 
-    /// Sends a POST of JSON and reads the JSON of an answer that is a success.
+    /// Sends a POST of JSON, and parses the JSON of a successful answer.
     ///
     /// # Errors
-    /// If there is no answer, or it is an error, or longer than `max_bytes`, or not JSON.
+    /// If the server does not answer, or answers with an error, with more than `max_bytes`, or not with JSON.
     pub(crate) async fn post_json(
         &self,
         path: &str,
@@ -122,7 +122,7 @@ impl HttpClient {
 /// Reads the body of an answer.
 ///
 /// # Errors
-/// If it breaks off or is longer than `max_bytes`.
+/// If it is incomplete or longer than `max_bytes`.
 pub(crate) async fn read_body(mut body: Incoming, max_bytes: usize) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     while let Some(frame) = body.frame().await {
@@ -136,10 +136,10 @@ pub(crate) async fn read_body(mut body: Incoming, max_bytes: usize) -> anyhow::R
     Ok(bytes)
 }
 
-/// Reads the body of an answer that is a success.
+/// Reads the body of a successful answer.
 ///
 /// # Errors
-/// If the status is none of success (then with the server's own message), or the body cannot be read.
+/// If the status is an error (with the server's message), or the body cannot be read.
 pub(crate) async fn read_success(response: Response<Incoming>, max_bytes: usize) -> anyhow::Result<Vec<u8>> {
     let status = response.status();
     let body = read_body(response.into_body(), max_bytes).await;
@@ -149,7 +149,7 @@ pub(crate) async fn read_success(response: Response<Incoming>, max_bytes: usize)
     }
 }
 
-/// `: ` and what the server says in the body of an error; nothing if it says nothing.
+/// `: ` and the message in the body of an error; empty if there is none.
 fn server_message(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
     let message = serde_json::from_slice::<Value>(body).ok().and_then(|value| error_message(&value));
@@ -160,14 +160,14 @@ fn server_message(body: &[u8]) -> String {
     }
 }
 
-/// The message of an error as OpenAI's servers write it, in a body or in a stream: `{"error": {"message": …}}`.
+/// The message of an error in OpenAI's format, in a body or in a stream: `{"error": {"message": …}}`.
 pub(crate) fn error_message(value: &Value) -> Option<String> {
     let error = value.get("error").filter(|error| !error.is_null())?;
     let text = error.get("message").unwrap_or(error);
     Some(text.as_str().map_or_else(|| text.to_string(), str::to_owned))
 }
 
-/// An error and what caused it: hyper's own messages leave the causes out.
+/// An error and its causes: hyper's own messages omit them.
 pub(crate) fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,5 +1,5 @@
-//! `tinyvllm info`: what a model is, the memory it needs and how fast this machine could run it, from its headers
-//! alone.
+//! `tinyvllm info`: the type of a model, the memory it needs and how fast this machine could run it. It reads
+//! the headers of the files only.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -18,7 +18,7 @@ use super::console::Console;
 use super::load::{check_device, merge_model, resolve};
 use super::value::{human_bytes, human_count, parse_bandwidth};
 
-/// What to report of which model.
+/// The model to report on, and the format.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct InfoArgs {
     #[command(flatten)]
@@ -40,7 +40,7 @@ pub(crate) struct InfoArgs {
 /// Prints the report.
 ///
 /// # Errors
-/// If the model cannot be had, is damaged, or is none that can be run.
+/// If the model cannot be found, is damaged, or is not supported.
 pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
     let console = Console::new(args.messages);
     let prefix_store = args.engine.prefix_store.options(console)?;
@@ -64,10 +64,10 @@ pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Sequences that generate at once, for which the limit is reported.
+/// Numbers of concurrent sequences for which the limit is reported.
 const BATCH_SIZES: [usize; 2] = [1, 8];
 
-/// How fast memory is read.
+/// The memory bandwidth.
 #[derive(Debug)]
 struct Bandwidth {
     bytes_per_second: f64,
@@ -149,8 +149,7 @@ fn to_text(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> String {
             ));
             if let Some(bytes) = report.kv_offload_bytes {
                 let tokens = bytes / report.demand.kv_bytes_per_token.max(1);
-                memory
-                    .push(line("  in the host's memory", format!("{}, {tokens} tokens", human_bytes(bytes))));
+                memory.push(line("  in host memory", format!("{}, {tokens} tokens", human_bytes(bytes))));
             }
             memory.push(line("context", format!("{} tokens", plan.max_model_len)));
         }
@@ -164,7 +163,7 @@ fn to_text(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> String {
     text
 }
 
-/// What a step reads, and how many tokens a second that leaves at most.
+/// The bytes that a step reads, and the resulting limit in tokens per second.
 fn generation_lines(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> Vec<(String, String)> {
     let traffic = &report.traffic;
     let megabytes = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
@@ -200,7 +199,7 @@ fn generation_lines(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> Vec<
     lines
 }
 
-/// A value of the configuration as people write it.
+/// A value of the configuration, formatted for people.
 fn as_text(value: &Value) -> String {
     match value {
         Value::Null => "none".to_owned(),

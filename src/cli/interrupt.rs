@@ -1,6 +1,6 @@
-//! Ctrl-C: the first one stops what is being generated, the second one the program.
+//! Ctrl-C: the first one stops the generation, the second one ends the program.
 //!
-//! While nothing is being generated (loading, downloading) already the first one ends the program.
+//! If nothing is being generated, for instance during a download, the first one ends the program.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::Context as _;
 use tinyvllm::engine::AbortHandle;
 
-/// Exit status of a program that Ctrl-C ended: 128 and the number of the signal.
+/// Exit status after Ctrl-C: 128 and the number of the signal.
 pub(crate) const EXIT_CODE: u8 = 130;
 
-/// What Ctrl-C does now.
+/// Handles Ctrl-C.
 #[derive(Debug, Clone)]
 pub(crate) struct Interrupt {
     state: Arc<Mutex<State>>,
@@ -24,14 +24,14 @@ struct State {
     is_interrupted: bool,
 }
 
-/// As long as this lives, Ctrl-C aborts requests.
+/// While this lives, Ctrl-C aborts its requests.
 #[derive(Debug)]
 pub(crate) struct Guard<'a> {
     interrupt: &'a Interrupt,
 }
 
 impl Interrupt {
-    /// Takes over Ctrl-C. Once in the life of the program.
+    /// Installs the handler. Call this once.
     ///
     /// # Errors
     /// If the operating system refuses.
@@ -79,7 +79,7 @@ impl Drop for Guard<'_> {
 /// Ends the program at once.
 #[expect(clippy::exit, reason = "the main thread may be in the middle of a step that takes seconds")]
 pub(crate) fn exit_now() -> ! {
-    // Ends the line that a progress bar or an answer was in the middle of.
+    // Ends the line of a progress bar or an answer.
     let _ = io::Write::write_all(&mut io::stderr(), b"\n");
     std::process::exit(EXIT_CODE.into())
 }

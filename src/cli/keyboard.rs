@@ -1,7 +1,7 @@
-//! The terminal's way with keys: it neither waits for the end of a line nor shows what is typed, until [`Mode`] is dropped.
-//! Ctrl-C stays what it is.
+//! The terminal's unbuffered mode: it neither waits for the end of a line nor echoes, until [`Mode`] is
+//! dropped. Ctrl-C works as usual.
 
-/// The terminal as it was, which it is again when this is dropped. What was typed meanwhile stays to be read.
+/// The former settings of the terminal, restored on drop. Pending input is kept.
 #[derive(Debug)]
 pub(super) struct Mode {
     #[cfg(unix)]
@@ -9,7 +9,7 @@ pub(super) struct Mode {
 }
 
 impl Mode {
-    /// None if standard input is no terminal, or one that has no such mode.
+    /// `None` if standard input is not a terminal, or does not support this mode.
     pub(super) fn enter() -> Option<Self> {
         #[cfg(unix)]
         {
@@ -29,7 +29,7 @@ impl Mode {
 impl Drop for Mode {
     fn drop(&mut self) {
         use nix::sys::termios::{SetArg, tcsetattr};
-        // A terminal that is gone needs nothing.
+        // This fails only if the terminal is gone.
         let _ = tcsetattr(std::io::stdin(), SetArg::TCSANOW, &self.before);
     }
 }

@@ -13,8 +13,8 @@ use super::console::Console;
 use super::table;
 use super::value::{human_age, human_bytes};
 
-/// Models that were downloaded, by this program or by others that use the Hugging Face cache. Each is named as --model
-/// takes it.
+/// Models that this program or others downloaded to the Hugging Face cache, under the names that --model
+/// takes.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ListArgs {
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! From the flags to files and to a running engine, with progress and notices on the way.
+//! Finds the files that the flags name and loads the model, with progress and notices.
 
 use std::path::PathBuf;
 
@@ -12,16 +12,16 @@ use super::args::{EngineArgs, ModelArgs, PositionalModel, TemplateArgs, Thinking
 use super::console::Console;
 use super::progress::Progress;
 
-/// Bytes of a chat template.
+/// Size limit of a chat template.
 const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
 
-/// The model's name, from `--model`, its variable, or the argument by itself.
+/// The model's name, from `--model`, its variable, or the positional argument.
 ///
 /// # Errors
 /// If it was given twice.
 pub(crate) fn merge_model(positional: &PositionalModel, args: &ModelArgs) -> anyhow::Result<ModelArgs> {
     let Some(word) = &positional.positional_model else { return Ok(args.clone()) };
-    // What was typed wins over the variable, as everywhere; two typed models are a contradiction.
+    // An argument wins over the variable, as everywhere. Two arguments contradict each other.
     let from_variable = std::env::var("TINYVLLM_MODEL").ok();
     if let Some(model) = args.model.as_ref().filter(|model| Some(*model) != from_variable.as_ref()) {
         return Err(Error::invalid_request(format!("two models were given, `{word}` and --model {model}"))
@@ -31,10 +31,10 @@ pub(crate) fn merge_model(positional: &PositionalModel, args: &ModelArgs) -> any
     Ok(ModelArgs { model: Some(word.clone()), ..args.clone() })
 }
 
-/// Gets the files of the model, downloading them if need be.
+/// Finds the files of the model, and downloads them if necessary.
 ///
 /// # Errors
-/// If there is no such model, or it cannot be had.
+/// If there is no such model, or it cannot be downloaded.
 pub(crate) fn resolve(args: &ModelArgs, console: Console) -> anyhow::Result<ResolvedModel> {
     resolve_name(args.model.as_deref().unwrap_or(alias::DEMO), args.revision.revision.as_deref(), console)
 }
@@ -43,7 +43,7 @@ fn resolve_name(name: &str, revision: Option<&str>, console: Console) -> anyhow:
     let source = ModelSource::parse(name, revision)?;
     let config = match &source {
         ModelSource::Hub(_) => HubConfig::from_env()?,
-        // A local model needs no cache, and so no home folder to keep one in.
+        // A local model needs no cache, and so no home folder.
         ModelSource::Demo | ModelSource::GgufFile(_) | ModelSource::Folder(_) => HubConfig::new(""),
     };
     let model = hub::resolve(&source, &config, &Progress::new(console))?;
@@ -56,10 +56,10 @@ fn resolve_name(name: &str, revision: Option<&str>, console: Console) -> anyhow:
     Ok(model)
 }
 
-/// What the flags say of the engine, with the files of the draft model if they name one.
+/// The engine's options from the flags. Downloads the draft model if they name one.
 ///
 /// # Errors
-/// If there is no such model, or it cannot be had.
+/// If there is no such model, or it cannot be downloaded.
 pub(crate) fn engine_options(args: &EngineArgs, console: Console) -> anyhow::Result<LlmOptions> {
     let draft = args.speculation.draft_model().map(|name| resolve_name(name, None, console));
     let prefix_store = args.prefix_store.options(console)?;
@@ -73,10 +73,10 @@ pub(crate) fn engine_options(args: &EngineArgs, console: Console) -> anyhow::Res
     Ok(options)
 }
 
-/// Reads what the flags name.
+/// Reads the chat template that the flags name.
 ///
 /// # Errors
-/// If the file of the template cannot be read.
+/// If it cannot be read.
 pub(crate) fn chat_config(args: &TemplateArgs) -> anyhow::Result<ChatConfig> {
     let read = |path: &PathBuf| {
         tinyvllm::files::read_any_text(path, MAX_TEMPLATE_BYTES).map_err(|source| {
@@ -88,10 +88,10 @@ pub(crate) fn chat_config(args: &TemplateArgs) -> anyhow::Result<ChatConfig> {
     Ok(ChatConfig { template, ..ChatConfig::default() })
 }
 
-/// What the flags say about the prompts of a conversation.
+/// The chat options from the flags.
 ///
 /// # Errors
-/// If the model has no chat template, or one without the required switch.
+/// If the model has no chat template, or its template has no such switch.
 pub(crate) fn chat_options(llm: &Llm, args: ThinkingArgs) -> tinyvllm::Result<ChatOptions> {
     if !args.no_thinking {
         return Ok(ChatOptions::default());
@@ -114,10 +114,10 @@ pub(crate) fn encode_noting<T>(console: Console, encode: impl FnOnce() -> T) -> 
     encoded
 }
 
-/// Opens the device, before gigabytes are downloaded for one that is not there, and says why a GPU is not used.
+/// Opens the device before the download of a model, and reports why a GPU is not used.
 ///
 /// # Errors
-/// If the device is not there.
+/// If the device does not exist.
 pub(crate) fn check_device(options: &LlmOptions, console: Console) -> anyhow::Result<()> {
     if let OpenedDevice::Cpu(Some(error)) = options.open_device()? {
         console.note(unused_gpu(&error));
@@ -125,16 +125,16 @@ pub(crate) fn check_device(options: &LlmOptions, console: Console) -> anyhow::Re
     Ok(())
 }
 
-/// Why the processor computes where there is a GPU.
+/// The notice about a GPU that is not used.
 pub(crate) fn unused_gpu(error: &Error) -> String {
     let hint = error.hint().map(|hint| format!("; {hint}")).unwrap_or_default();
     format!("note: the GPU is not used: {}{hint}", error.message())
 }
 
-/// Loads the model and says what runs where.
+/// Loads the model and reports what runs on which device.
 ///
 /// # Errors
-/// If the device is not there, or the model cannot be had or loaded.
+/// If the device does not exist, or the model cannot be downloaded or loaded.
 pub(crate) fn load(args: &ModelArgs, options: &LlmOptions, console: Console) -> anyhow::Result<Llm> {
     check_device(options, console)?;
     let model = resolve(args, console)?;

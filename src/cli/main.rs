@@ -1,7 +1,7 @@
-//! The command line. The only code of the crate that prints, asks the terminal, and picks exit codes.
+//! The command line. No other code of the crate prints, reads from the terminal or picks exit codes.
 //!
-//! [`args`] says what can be typed; one file for each command does it, through the library's public
-//! interface alone. Results go to standard output, everything else to standard error ([`console`]).
+//! [`args`] defines the flags. Each command is one file, which uses only the library's public interface.
+//! Results go to standard output, everything else to standard error ([`console`]).
 
 mod answer;
 mod args;
@@ -55,12 +55,12 @@ pub(crate) fn main() -> ExitCode {
         .try_get_matches_from(words.words)
         .unwrap_or_else(|error| elsewhere::as_typed(error, &words.renamed).exit());
     if !words.not_needed.is_empty() && !is_quiet(&matches) {
-        Console::default().note(format_args!("not needed here: {}", words.not_needed.join(", ")));
+        Console::default().note(format_args!("ignored: {}", words.not_needed.join(", ")));
     }
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match obey(&cli) {
         Ok(code) => code,
-        // The reader has enough: `tinyvllm … | head -1` is no failure.
+        // The reader has enough: `tinyvllm … | head -1` is not an error.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             if let Some(usage) = error.downcast_ref::<clap::Error>() {
@@ -72,7 +72,7 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-/// Whether `--quiet` was given, to whatever command.
+/// Whether any command has `--quiet`.
 fn is_quiet(matches: &ArgMatches) -> bool {
     let of_command = matches.subcommand().is_some_and(|(_, matches)| is_quiet(matches));
     of_command || matches!(matches.try_get_one::<bool>("quiet"), Ok(Some(true)))
@@ -101,14 +101,14 @@ fn obey(cli: &Cli) -> anyhow::Result<ExitCode> {
 }
 
 fn print_completions(shell: clap_complete::Shell) -> anyhow::Result<ExitCode> {
-    // Into memory first: `clap_complete` panics if the pipe is closed.
+    // Into memory first, because `clap_complete` panics if the pipe is closed.
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut args::command(), "tinyvllm", &mut script);
     io::stdout().write_all(&script)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// A use of the flags that `clap` cannot know is wrong; exit status 2.
+/// An error in the use of flags that `clap` cannot detect; exit status 2.
 fn usage_error(kind: ErrorKind, message: &str) -> anyhow::Error {
     args::command().error(kind, message).into()
 }

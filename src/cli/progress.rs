@@ -1,4 +1,4 @@
-//! Progress of downloads, of loading and of prompts: on standard error, and only if that is a terminal.
+//! Progress of downloads, loading and prompts, on standard error if it is a terminal.
 
 use std::fmt;
 use std::io::IsTerminal;
@@ -12,7 +12,7 @@ use tinyvllm::{hub, llm};
 use super::console::Console;
 use super::value::human_bytes;
 
-/// The one bar of a stage; stages never overlap.
+/// The bar of the current stage. Stages do not overlap.
 #[derive(Debug)]
 pub(crate) struct Progress {
     console: Console,
@@ -21,16 +21,16 @@ pub(crate) struct Progress {
     loading: Mutex<Loading>,
 }
 
-/// What loading a model is about. Kernels are compiled alongside a stage, and perhaps for longer than it takes.
+/// The state of loading. Kernels are compiled during a stage and possibly after it.
 #[derive(Debug, Default)]
 struct Loading {
     stage: Option<String>,
-    /// How many of how many are compiled, until all are.
+    /// Compiled kernels and all kernels; `None` when all are compiled.
     kernels: Option<(usize, usize)>,
 }
 
 impl Loading {
-    /// What to show in front of the bar.
+    /// The text before the bar.
     fn message(&self) -> Option<String> {
         let kernels = self.kernels.map(|(num_done, all)| format!("compiling kernels {num_done}/{all}"));
         match (&self.stage, kernels) {
@@ -48,7 +48,7 @@ impl Progress {
         Self { console, is_visible, bar, loading }
     }
 
-    /// A bar of bytes, of which the first ones were there before.
+    /// Shows a bar of bytes, the first of which were downloaded earlier.
     fn begin(&self, what: &str, total: Option<u64>, resumed_from: u64) {
         let template = match total {
             Some(_) => "{msg} [{bar:30}] {bytes}/{total_bytes} {rate} {left}",
@@ -66,7 +66,7 @@ impl Progress {
             let rate = move |state: &ProgressState| rate(state.pos(), resumed_from, state.elapsed());
             let style = style
                 .with_key("rate", move |state: &ProgressState, text: &mut dyn fmt::Write| {
-                    // A bar that cannot be drawn is none.
+                    // If the rate cannot be drawn, the bar has none.
                     let _ = rate(state).map(|rate| write!(text, "{}/s", human_bytes(rate as u64)));
                 })
                 .with_key("left", move |state: &ProgressState, text: &mut dyn fmt::Write| {
@@ -90,11 +90,11 @@ impl Progress {
     }
 
     fn bar(&self) -> std::sync::MutexGuard<'_, ProgressBar> {
-        // A bar is whole after any panic: it has no state of ours.
+        // The bar has no state that a panic could break.
         self.bar.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Held while the bar is changed with it, because kernels are compiled by other threads.
+    /// Locked while the bar is updated too, because other threads compile kernels.
     fn loading(&self) -> std::sync::MutexGuard<'_, Loading> {
         self.loading.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -102,7 +102,7 @@ impl Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        // After an error the bar must not stay in front of the message.
+        // After an error, the bar must not precede the message.
         self.replace(ProgressBar::hidden());
     }
 }
@@ -166,13 +166,13 @@ impl llm::LoadProgress for Progress {
     }
 }
 
-/// Bytes a second, of those that came in this run; none before there are any.
+/// Bytes per second, without those of an earlier run; `None` before the first byte.
 fn rate(num_bytes: u64, resumed_from: u64, elapsed: Duration) -> Option<f64> {
     let rate = num_bytes.saturating_sub(resumed_from) as f64 / elapsed.as_secs_f64();
     (rate > 0.0 && rate.is_finite()).then_some(rate)
 }
 
-/// Tells on a terminal how far the prompt is, until the first text comes; passes everything else on.
+/// Shows the progress of the prompt on a terminal until the first text. Passes all other events on.
 pub(crate) fn telling_prompt(
     console: Console,
     events: impl Iterator<Item = TextEvent>,
@@ -182,7 +182,7 @@ pub(crate) fn telling_prompt(
     events.inspect(move |event| match event {
         TextEvent::PromptProgress { progress } if is_visible => {
             let [read, all] = [progress.num_processed_tokens, progress.num_prompt_tokens];
-            // A short prompt is there at once, and would only flicker.
+            // A short prompt takes no visible time, so its progress would only flicker.
             if read < all {
                 let bar = bar.get_or_insert_with(prompt_bar);
                 bar.set_message(format!("reading the prompt {} / {}", grouped(read), grouped(all)));
@@ -204,7 +204,7 @@ fn prompt_bar() -> ProgressBar {
     bar
 }
 
-/// A number with commas between thousands.
+/// A number with commas as thousands separators.
 fn grouped(number: usize) -> String {
     let digits = number.to_string();
     let groups: Vec<&str> = digits

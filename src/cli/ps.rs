@@ -1,4 +1,4 @@
-//! `tinyvllm ps`: the servers of this user on this machine.
+//! `tinyvllm ps`: lists this user's servers on this machine.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -15,9 +15,9 @@ use super::servers::{self, Record, memory_bytes};
 use super::table;
 use super::value::{human_age, human_bytes};
 
-/// A server on this machine that does not answer for so long hangs.
+/// Time for a server to answer. One on this machine that takes longer hangs.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Longest answer of /health.
+/// Size limit of the answer of /health.
 const MAX_BYTES: usize = 64 << 10;
 
 /// Servers that were started with `tinyvllm serve` and still run.
@@ -32,7 +32,7 @@ pub(crate) struct PsArgs {
 /// Prints a line for each server.
 ///
 /// # Errors
-/// If nothing can be written.
+/// If the output fails.
 pub(crate) fn run(args: &PsArgs) -> anyhow::Result<ExitCode> {
     let console = Console::new(args.messages);
     let records = servers::running();
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &PsArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the server says of itself.
+/// The state that the server reports.
 async fn state(record: &Record) -> String {
     let ask = async {
         let client = HttpClient::new(&record.url(), None)?;

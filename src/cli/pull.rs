@@ -12,7 +12,7 @@ use super::console::Console;
 use super::load::{merge_model, resolve};
 use super::usage_error;
 
-/// What to download.
+/// The model to download.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PullArgs {
     #[command(flatten)]
@@ -23,10 +23,10 @@ pub(crate) struct PullArgs {
     pub(crate) messages: MessageArgs,
 }
 
-/// Downloads what is missing; the path is the one line on standard output.
+/// Downloads missing files. Prints only the path to standard output.
 ///
 /// # Errors
-/// If no model was named, or it cannot be had.
+/// If no model was named, or it cannot be downloaded.
 pub(crate) fn run(args: &PullArgs) -> anyhow::Result<ExitCode> {
     let console = Console::new(args.messages);
     let model = merge_model(&args.positional, &args.model)?;

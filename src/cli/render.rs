@@ -1,7 +1,7 @@
-//! The output of a run, sequence by sequence in the order of the prompts, as text or as JSON lines.
+//! Prints the output of a run as text or as JSON lines, sequence by sequence in the order of the prompts.
 //!
-//! The engine computes all sequences at once. Only one of them can be on the terminal; the others are
-//! collected until it is their turn.
+//! The engine computes all sequences at once. Only one of them can be printed at a time; the others are
+//! collected until their turn.
 
 use std::io::{self, Write};
 
@@ -32,7 +32,7 @@ pub(crate) struct Finished {
     pub(crate) matched_stop: Option<String>,
 }
 
-/// Where a sequence belongs.
+/// The prompt and the index of a sequence.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SequenceContext<'a> {
     pub(crate) prompt_index: usize,
@@ -40,13 +40,13 @@ pub(crate) struct SequenceContext<'a> {
     pub(crate) prompt_token_ids: &'a [u32],
 }
 
-/// An output format. For each sequence: `begin`, `delta` any number of times, `end`.
+/// An output format. Each sequence calls `begin`, then `delta` any number of times, then `end`.
 pub(crate) trait Render {
-    /// A sequence begins.
+    /// Begins a sequence.
     fn begin(&mut self, context: SequenceContext<'_>) -> io::Result<()>;
-    /// It has grown by this.
+    /// Adds text and tokens to it.
     fn delta(&mut self, text: &str, token_ids: &[u32]) -> io::Result<()>;
-    /// It is complete.
+    /// Ends it.
     fn end(
         &mut self,
         context: SequenceContext<'_>,
@@ -55,8 +55,8 @@ pub(crate) trait Render {
     ) -> io::Result<()>;
 }
 
-/// Prints the sequences of one prompt and returns how each ended. `events` may end early only if the
-/// engine has failed.
+/// Prints the sequences of one prompt. Returns how each ended. `events` may end early only if the engine has
+/// failed.
 pub(crate) fn render_request(
     events: impl Iterator<Item = TextEvent>,
     num_sequences: usize,
@@ -69,7 +69,7 @@ pub(crate) fn render_request(
     output.begin(context(0))?;
     for event in events {
         match event {
-            // Nothing on the command line asks for the first ones; the others are reported with the output.
+            // The command line never requests prompt log-probabilities. Progress is shown elsewhere.
             TextEvent::PromptLogprobs { .. } | TextEvent::PromptProgress { .. } => {}
             TextEvent::Delta { index, text, token_id, logprobs } => {
                 let Some(sequence) = sequences.get_mut(index) else { continue };
@@ -93,7 +93,7 @@ pub(crate) fn render_request(
             outcomes.push(finished.clone());
             if let Some(next) = sequences.get(outcomes.len()) {
                 output.begin(context(outcomes.len()))?;
-                // What it has so far was computed while the one before was shown.
+                // Its text so far was computed while the previous sequence was printed.
                 output.delta(&next.text, &next.token_ids)?;
             }
         }
@@ -104,11 +104,11 @@ pub(crate) fn render_request(
     Ok(outcomes)
 }
 
-/// Text for people: streamed, with a short header before each sequence if there are several.
+/// Text for people: streamed, with a short header for each sequence if there are several.
 #[derive(Debug)]
 pub(crate) struct TextRender<W> {
     writer: W,
-    /// A name for each prompt; none if there is one sequence in all.
+    /// A name for each prompt; empty if there is only one sequence.
     labels: Vec<String>,
     has_text: bool,
     is_first: bool,
@@ -116,8 +116,8 @@ pub(crate) struct TextRender<W> {
 }
 
 impl<W: Write> TextRender<W> {
-    /// `labels` name the prompts. Without a tokenizer (`has_text` false) the token ids are printed, in
-    /// the format of `--prompt-ids`.
+    /// `labels` are the names of the prompts. Without a tokenizer (`has_text` is false), token ids are
+    /// printed in the format of `--prompt-ids`.
     pub(crate) fn new(writer: W, labels: Vec<String>, has_text: bool) -> Self {
         Self { writer, labels, has_text, is_first: true, last_byte: None }
     }
@@ -174,7 +174,7 @@ pub(crate) struct JsonRender<'a, W> {
     has_logprobs: bool,
 }
 
-/// The object. Programs read it: fields are added, never renamed.
+/// The object. Programs parse it, so fields may be added but never renamed.
 #[derive(Serialize)]
 struct JsonSequence<'a> {
     prompt_index: usize,
@@ -207,7 +207,7 @@ struct JsonLogprob {
 }
 
 impl<'a, W: Write> JsonRender<'a, W> {
-    /// Without a tokenizer `text` is null.
+    /// Without a tokenizer, `text` is null.
     pub(crate) fn new(writer: W, tokenizer: Option<&'a Tokenizer>, has_logprobs: bool) -> Self {
         Self { writer, tokenizer, has_logprobs }
     }

@@ -14,7 +14,7 @@ use super::console::Console;
 use super::usage_error;
 use super::value::human_bytes;
 
-/// The cache is shared: other programs lose what is removed, too. What a revision that stays needs is not removed.
+/// The cache is shared, so other programs lose the models too. Files that another revision needs are kept.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct RmArgs {
     /// The models, as `list` names them
@@ -29,15 +29,15 @@ pub(crate) struct RmArgs {
     messages: MessageArgs,
 }
 
-/// Removes models, after a question.
+/// Removes models after a confirmation.
 ///
 /// # Errors
-/// If one of them is not in the cache, there is no terminal to ask, or something cannot be removed.
+/// If a model is not in the cache, there is no terminal for the confirmation, or files cannot be removed.
 pub(crate) fn run(args: &RmArgs) -> anyhow::Result<ExitCode> {
     let console = Console::new(args.messages);
     let config = HubConfig::from_env()?;
     let plan = |name: &String| plan(name, args.revision.revision.as_deref(), &config);
-    // All of them are known before the first one goes.
+    // All names are checked before the first model is removed.
     let removals: Vec<Removal> = args.models.iter().map(plan).collect::<anyhow::Result<_>>()?;
     if !args.yes && !confirm(&removals, &config)? {
         console.note("nothing was removed");
@@ -67,7 +67,7 @@ fn plan(name: &str, revision: Option<&str>, config: &HubConfig) -> anyhow::Resul
 
 fn confirm(removals: &[Removal], config: &HubConfig) -> anyhow::Result<bool> {
     if !io::stdin().is_terminal() {
-        let message = "cannot ask for confirmation, because standard input is no terminal; --yes removes without \
+        let message = "cannot ask for confirmation, because standard input is not a terminal; --yes removes without \
                        asking";
         return Err(usage_error(ErrorKind::MissingRequiredArgument, message));
     }

@@ -1,4 +1,4 @@
-//! `tinyvllm run`: a chat with a model, or the answer to one prompt.
+//! `tinyvllm run`: chats with a model, or answers one prompt.
 
 use std::process::ExitCode;
 
@@ -10,7 +10,7 @@ use super::args::{GenerateArgs, PositionalModel};
 use super::load::merge_model;
 use super::{generate, usage_error};
 
-/// Without a prompt it chats, on a terminal; text on standard input is a prompt, or goes after the one that is given.
+/// Without a prompt it chats on a terminal. Text on standard input is the prompt, or is appended to it.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct RunArgs {
     #[command(flatten)]
@@ -33,7 +33,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         let message = "which model? Give it by name, as in `tinyvllm run llama3.2`; `demo` needs no download";
         return Err(usage_error(ErrorKind::MissingRequiredArgument, message));
     }
-    // Before anything is waited for: a wrong name is better known at once.
+    // A wrong name is reported before the program waits for input.
     if let Some(name) = &generate.model.model {
         ModelSource::parse(name, generate.model.revision.revision.as_deref())?;
     }

@@ -1,4 +1,4 @@
-//! `tinyvllm self-test`: whether this machine's device computes what it should, and how fast.
+//! `tinyvllm self-test`: checks that this machine's device computes correct results, and measures its speed.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -16,7 +16,7 @@ use super::console::Console;
 use super::load::unused_gpu;
 use super::value::parse_value;
 
-/// What to check.
+/// The checks to run.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SelfTestArgs {
     /// Device: auto, cpu, metal, cuda or cuda:N
@@ -35,13 +35,13 @@ pub(crate) struct SelfTestArgs {
     pub(crate) only: Option<String>,
 }
 
-/// Where the golden models are in a checkout of the source.
+/// The golden models in a checkout of the source.
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures");
 
-/// Checks every op and the models; one line each, and a failure shows in the exit status.
+/// Checks every op and the models, one line each. The exit status shows failures.
 ///
 /// # Errors
-/// If the device cannot be opened, or fails while it is measured.
+/// If the device cannot be opened, or a measurement fails.
 pub(crate) fn run(args: &SelfTestArgs) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
     let context = Arc::new(open(args)?);
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &SelfTestArgs) -> anyhow::Result<ExitCode> {
         anyhow::bail!("no check has `{only}` in its name; self-test without `--only` lists all names");
     }
     if !fixtures.exists() {
-        writeln!(out, "skip  the golden models: {FIXTURES} is not there")?;
+        writeln!(out, "skip  the golden models: {FIXTURES} does not exist")?;
     }
     if !args.quick && args.only.is_none() {
         let mut written = Ok(());
@@ -92,7 +92,7 @@ pub(crate) fn run(args: &SelfTestArgs) -> anyhow::Result<ExitCode> {
     Ok(if num_failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Writes a line for each check, of those whose names have `only` in them.
+/// Writes a line for each check whose name contains `only`.
 struct Lines<'a, W> {
     out: W,
     only: &'a str,
@@ -110,13 +110,13 @@ impl<W: Write> Report for Lines<'_, W> {
         let verdict = if passed { "pass" } else { "FAIL" };
         *if passed { &mut self.num_passed } else { &mut self.num_failed } += 1;
         if self.written.is_ok() {
-            // A device that hangs later on should not take these lines with it.
+            // Flushed, so that these lines are not lost if the device hangs later.
             self.written = writeln!(self.out, "{verdict}  {name}: {detail}").and_then(|()| self.out.flush());
         }
     }
 }
 
-/// Compiles the kernels of the checks together, with a message, because it takes long the first time.
+/// Compiles the kernels of all checks at once, with a message, because the first time takes long.
 fn compile_kernels(context: &Context, effort: Effort, only: &str) {
     if context.is_gpu() {
         Console::default().note("compiling kernels");

@@ -1,4 +1,4 @@
-//! `tinyvllm serve`: flags, keys and messages around the library's server.
+//! `tinyvllm serve`: flags, keys and messages of the library's server.
 
 mod browser;
 mod log;
@@ -23,9 +23,9 @@ use super::load::{chat_config, engine_options, merge_model, resolve};
 use super::servers::{self, Record};
 use super::value::{parse_bytes, parse_seconds, parse_value};
 
-/// Answers OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, and /tokenize, /detokenize,
-/// /health, /version and /metrics as vLLM has them; Anthropic's /v1/messages, and ollama's /api/chat, /api/generate,
-/// /api/tags and /api/show. / is a chat page for the browser.
+/// Implements OpenAI's API (/v1/chat/completions, /v1/completions, /v1/models), vLLM's /tokenize,
+/// /detokenize, /health, /version and /metrics, Anthropic's /v1/messages, and ollama's /api/chat,
+/// /api/generate, /api/tags and /api/show. / is a chat page for the browser.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
@@ -44,24 +44,24 @@ pub(crate) struct ServeArgs {
     messages: MessageArgs,
 }
 
-/// How the server behaves.
+/// The server's settings.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Server")]
 struct ServerArgs {
     /// Address to listen on; 0.0.0.0 listens on every network
     #[arg(long, default_value = "127.0.0.1")]
     host: String,
-    /// Port; 0 lets the system choose; 11434 is where ollama's clients look
+    /// Port; 0 lets the system choose; ollama's clients expect 11434
     #[arg(long, default_value_t = 8_000)]
     port: u16,
     /// Open the chat page in the browser when the model is loaded
     #[arg(long)]
     open: bool,
-    /// Name of the model in requests; may be repeated, and answers have the first one
+    /// Name of the model in requests; may be repeated; answers use the first one
     #[arg(long, value_name = "NAME")]
     served_model_name: Vec<String>,
-    /// Form of the model's tool calls: auto (found by rendering its template), none, or a name such as hermes, mistral
-    /// or deepseek_v3; the error for an unknown name lists them all
+    /// Format of the model's tool calls: auto (detected from its template), none, or a name such as hermes,
+    /// mistral or deepseek_v3; the error for an unknown name lists them all
     #[arg(
         long,
         default_value = "auto",
@@ -70,8 +70,8 @@ struct ServerArgs {
         hide_short_help = true
     )]
     tool_call_parser: FormatChoice<ToolCallFormat>,
-    /// Form of the model's reasoning: auto (from its template), none, or a name such as qwen3 or deepseek_r1; the error
-    /// for an unknown name lists them all
+    /// Format of the model's reasoning: auto (detected from its template), none, or a name such as qwen3 or
+    /// deepseek_r1; the error for an unknown name lists them all
     #[arg(
         long,
         default_value = "auto",
@@ -80,16 +80,16 @@ struct ServerArgs {
         hide_short_help = true
     )]
     reasoning_parser: FormatChoice<ReasoningFormat>,
-    /// Key that requests must have, except to /health and the chat page; may be repeated
+    /// API key that requests need, except for /health and the chat page; may be repeated
     ///
     /// Every user of this machine can see a key that is typed here in the list of processes. TINYVLLM_API_KEY and
     /// --api-key-file keep it hidden.
     #[arg(long, value_name = "KEY", hide_env_values = true)]
     api_key: Vec<String>,
-    /// File with further keys, one a line; read again at SIGHUP
+    /// File with further keys, one a line; reloaded on SIGHUP
     ///
-    /// Each key is a client, and clients share the machine. `KEY weight=2` gives a key two shares. Lines that begin
-    /// with # are comments.
+    /// Each key is a client, and clients share the machine fairly. `KEY weight=2` gives a key two shares.
+    /// Lines that begin with # are comments.
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
     /// Trust the client names in requests: a client is a name in the header x-client-id or in the field user
@@ -115,12 +115,13 @@ struct ServerArgs {
     /// Requests beyond it get 429. A request that can never fit gets 413.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     max_request_memory: Option<u64>,
-    /// Maximum number of waiting answers; further requests get 429, except those of clients below their share
+    /// Maximum number of waiting answers; further requests get 429, except from clients below their fair
+    /// share
     ///
-    /// Each of `n` and each of a list of prompts counts.
+    /// Each of the `n` answers to each prompt counts.
     #[arg(long, default_value_t = 256, value_name = "N")]
     max_waiting: usize,
-    /// Maximum number of connections; further ones get /health and /metrics only
+    /// Maximum number of connections; further ones can only get /health and /metrics
     #[arg(long, default_value_t = 4_096, value_name = "N", hide_short_help = true)]
     max_connections: usize,
     /// Maximum number of connections from one address
@@ -129,12 +130,13 @@ struct ServerArgs {
     /// Publish events of the prefix cache over ZeroMQ, for routers: vLLM's JSON, such as {"enable_kv_cache_events": true,
     /// "endpoint": "tcp://127.0.0.1:5557", "replay_endpoint": "tcp://127.0.0.1:5558"}
     ///
-    /// Further fields: buffer_steps (batches that can be requested again), max_queue_size and hwm (batches that wait to
-    /// be sent; the smaller one counts), topic. Events contain the tokens of prompts. Every peer that reaches the address
-    /// can read them, up to 256 peers and 128 from one address. Requests with a cache_salt are never published.
+    /// Further fields: buffer_steps (batches that can be replayed), max_queue_size and hwm (batches that wait
+    /// to be sent; the smaller value counts), topic. Events contain the tokens of prompts. Every peer that
+    /// reaches the address can read them, up to 256 peers and 128 from one address. Requests with a
+    /// cache_salt are never published.
     #[arg(long, value_name = "JSON", hide_short_help = true)]
     kv_events_config: Option<KvEventsChoice>,
-    /// Number of requests that GET /v1/requests/ID can explain; 0 for none
+    /// Number of requests that GET /v1/requests/ID can report on; 0 for none
     #[arg(long, default_value_t = 1_000, value_name = "N", hide_short_help = true)]
     request_history: usize,
     /// Number of responses to keep for each key, for previous_response_id and GET /v1/responses/ID; 0 for none
@@ -151,11 +153,11 @@ struct ServerArgs {
     /// Timeout in seconds for a client that reads nothing of its answer
     #[arg(long, default_value = "30", value_name = "S", value_parser = parse_seconds, hide_short_help = true)]
     write_timeout: Duration,
-    /// Seconds that running requests have to end after SIGTERM or Ctrl-C
+    /// Seconds for running requests to end after SIGTERM or Ctrl-C
     #[arg(long, default_value = "30", value_name = "S", value_parser = parse_seconds)]
     shutdown_timeout: Duration,
-    /// Format of the log: a line of text or JSON for each request, without prompts and keys; requests of /health and
-    /// /metrics appear with --verbose only
+    /// Format of the log: a line of text or JSON for each request, without prompts and keys; requests for
+    /// /health and /metrics appear with --verbose only
     #[arg(long, default_value = "text", value_name = "FORMAT")]
     log_format: LogFormat,
     /// Log no requests
@@ -163,13 +165,13 @@ struct ServerArgs {
     disable_access_log: bool,
 }
 
-/// What one flag names.
+/// The values of one flag.
 type Origins = Vec<Origin>;
 
 /// Serves until it is stopped.
 ///
 /// # Errors
-/// If the port is in use, the model cannot be had or loaded, or the engine fails.
+/// If the port is in use, the model cannot be downloaded or loaded, or the engine fails.
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let console = Console::new(args.messages);
     check_addresses()?;
@@ -182,7 +184,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let generation_config = args.generation.generation_config.clone();
     let options = LlmOptions { chat, generation_config, ..engine_options(&args.engine, console)? };
     let mut server = Server::bind(config(&args.server)?)?;
-    // Before gigabytes are downloaded for a device that is not there.
+    // Before a download of gigabytes for a device that does not exist.
     options.open_device()?;
     let address = server.address();
     let files = resolve(&model, console)?;
@@ -200,17 +202,17 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     if let Some(KvEventsChoice(Some(events))) = &args.server.kv_events_config {
         for endpoint in events.open_endpoints() {
             console.note(format_args!(
-                "warning: KV events carry the tokens of prompts and need no key, so every client that reaches \
+                "warning: KV events contain the tokens of prompts and need no key, so every client that reaches \
                  {endpoint} can read them (--kv-events-config)"
             ));
         }
     }
     let log = LineLog::start(args.server.log_format, !args.server.disable_access_log, console)?;
     let log = Arc::new(log);
-    // `ps` and `stop` find it; without them it serves as well.
+    // For `ps` and `stop`. The server works without the entry.
     let entry = servers::enter(&Record::own(address, names.clone()));
     if let Err(error) = &entry {
-        console.detail(format_args!("`tinyvllm ps` does not know of this server: {error}"));
+        console.detail(format_args!("`tinyvllm ps` cannot list this server: {error}"));
     }
     server.set_names(names);
     let page = format!("http://{}/", servers::reachable(address));
@@ -228,7 +230,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
             console.note("stopping: waiting for running requests; a second signal stops at once");
         }
         Milestone::KeysRead(num_keys) => {
-            console.note(format_args!("read {num_keys} keys again"));
+            console.note(format_args!("reloaded {num_keys} keys"));
         }
         Milestone::KeysKept(error) => {
             console.note(format_args!("keeping the previous keys: {error}"));
@@ -244,7 +246,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Names of the model in requests and answers. The name that was typed is one of them, because programs use it too.
+/// Names of the model in requests and answers. They include the name that was typed, because programs use it
+/// too.
 fn names(given: &[String], typed: Option<&str>, own: &str) -> Vec<String> {
     if !given.is_empty() {
         return given.to_vec();

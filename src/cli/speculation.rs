@@ -1,4 +1,4 @@
-//! Flags of speculation.
+//! Flags of speculative decoding.
 
 use std::str::FromStr;
 
@@ -8,12 +8,12 @@ use tinyvllm::config::{SpeculativeConfig, SpeculativeMethod};
 
 use super::value::parse_value;
 
-/// Which tokens are tried before they are sampled. None of it changes an answer.
+/// How tokens are drafted. It changes no answer.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SpeculationArgs {
-    /// How tokens are drafted, as JSON with vLLM's names: "method" (suffix, ngram, draft_model, mtp or forced), "model"
-    /// for draft_model, "num_speculative_tokens", for ngram "prompt_lookup_min" and "prompt_lookup_max", and "adaptive", which is
-    /// true unless all drafts are to be tried [default: suffix, 8 tokens]
+    /// How tokens are drafted, as JSON with vLLM's names: "method" (suffix, ngram, draft_model, mtp or
+    /// forced), "model" for draft_model, "num_speculative_tokens", for ngram "prompt_lookup_min" and
+    /// "prompt_lookup_max", and "adaptive", which is false to try every draft [default: suffix, 8 tokens]
     #[arg(
         long,
         value_parser = parse_value::<Speculation>,
@@ -22,12 +22,12 @@ pub(crate) struct SpeculationArgs {
         hide_short_help = true
     )]
     speculative_config: Option<Speculation>,
-    /// Compute tokens one by one
+    /// Generate tokens one by one
     #[arg(long, overrides_with = "speculative_config", hide_short_help = true)]
     no_speculation: bool,
 }
 
-/// What the JSON says.
+/// The parsed JSON.
 #[derive(Debug, Clone)]
 struct Speculation {
     config: SpeculativeConfig,
@@ -43,12 +43,12 @@ impl FromStr for Speculation {
 }
 
 impl SpeculationArgs {
-    /// As the library's type.
+    /// The flags as the library's type.
     pub(crate) fn config(&self) -> SpeculativeConfig {
         self.config_or(SpeculativeMethod::Suffix)
     }
 
-    /// The same, with this method if none is given.
+    /// The same, with this method by default.
     pub(crate) fn config_or(&self, method: SpeculativeMethod) -> SpeculativeConfig {
         match &self.speculative_config {
             _ if self.no_speculation => SpeculativeConfig::off(),
@@ -57,7 +57,7 @@ impl SpeculationArgs {
         }
     }
 
-    /// The model that drafts, if one is to.
+    /// The draft model, if there is one.
     pub(crate) fn draft_model(&self) -> Option<&str> {
         let given = self.speculative_config.as_ref().filter(|_| !self.no_speculation)?;
         given.draft_model.as_deref().filter(|_| given.config.num_speculative_tokens > 0)

@@ -1,4 +1,4 @@
-//! `tinyvllm stop`: ends servers of this user on this machine.
+//! `tinyvllm stop`: stops this user's servers on this machine.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -10,17 +10,17 @@ use super::args::MessageArgs;
 use super::console::Console;
 use super::servers::{self, Record, send_stop};
 
-/// How long to wait for a server that ends its requests first.
+/// Time for a server to finish its requests and end.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Between two looks whether it is gone.
+/// Interval of checking whether it has ended.
 const LOOK: Duration = Duration::from_millis(50);
 /// After this time, a message says what the program waits for.
 const SILENCE: Duration = Duration::from_secs(2);
 
-/// Running requests may end first; a second `stop` ends the server at once.
+/// Running requests can finish first; a second `stop` ends the server at once.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct StopArgs {
-    /// Model, port, address or process of the server [default: the only one that runs]
+    /// Model, port, address or process id of the server [default: the only one that runs]
     #[arg(value_name = "SERVER", conflicts_with = "all")]
     server: Option<String>,
     /// Stop all of them
@@ -30,10 +30,10 @@ pub(crate) struct StopArgs {
     messages: MessageArgs,
 }
 
-/// Stops one server, or all.
+/// Stops one server or all.
 ///
 /// # Errors
-/// If none is meant, or several are, or one does not end.
+/// If no server matches, several do, or one does not end.
 pub(crate) fn run(args: &StopArgs) -> anyhow::Result<ExitCode> {
     let console = Console::new(args.messages);
     let running = servers::running();
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &StopArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The server that is meant.
+/// Finds the server that `word` names.
 fn one(running: Vec<Record>, word: Option<&str>) -> tinyvllm::Result<Record> {
     let list = |records: &[Record]| {
         let name = |record: &Record| {
@@ -77,7 +77,7 @@ fn one(running: Vec<Record>, word: Option<&str>) -> tinyvllm::Result<Record> {
 }
 
 fn stop(record: &Record, console: Console) -> tinyvllm::Result<()> {
-    // It had the lock a moment ago; since then it may have gone.
+    // It held its lock a moment ago, but may have ended since.
     if !record.is_same_process() {
         return Ok(());
     }

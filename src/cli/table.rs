@@ -1,11 +1,11 @@
-//! Tables for people: columns as wide as what is in them.
+//! Tables for people, with columns as wide as their contents.
 
 use unicode_width::UnicodeWidthStr;
 
 /// Spaces between columns.
 const GAP: usize = 3;
 
-/// The lines of a table. Numbers of the last columns are not moved to the right: the columns are words too.
+/// The lines of a table. All columns are aligned left, because they contain words too.
 pub(crate) fn lines<const N: usize>(head: [&str; N], rows: &[[String; N]]) -> Vec<String> {
     let rows: Vec<[&str; N]> =
         std::iter::once(head).chain(rows.iter().map(|row| row.each_ref().map(String::as_str))).collect();

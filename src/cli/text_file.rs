@@ -1,4 +1,4 @@
-//! Texts that are read from files: prompts, and what a chat attaches.
+//! Reads text files: prompts, and files for a chat.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -7,19 +7,19 @@ use std::path::Path;
 use anyhow::Context as _;
 use tinyvllm::{Error, files};
 
-/// The longest text that is read, in bytes. No context window holds more.
+/// Size limit of a text in bytes. No context holds more.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// A file's text.
+/// Reads a text file.
 ///
 /// # Errors
-/// If it cannot be read, is too long, or is no text.
+/// If it cannot be read, is too long, or is not text.
 pub(crate) fn read(path: &Path) -> anyhow::Result<String> {
     let name = path.display();
     read_from(File::open(path), &format_args!("`{name}`"))
 }
 
-/// All text of standard input.
+/// Reads all of standard input.
 ///
 /// # Errors
 /// As [`read`].

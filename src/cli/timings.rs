@@ -1,23 +1,23 @@
-//! From counts and times to rates, for JSON and for the summary line. Pure.
+//! Computes rates from counts and times, for JSON and for the summary line. Pure.
 
 use std::time::Duration;
 
 use serde::Serialize;
 use tinyvllm::engine::SequenceStats;
 
-/// Tokens of a sequence.
+/// Token counts of a sequence.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct Usage {
     prompt_tokens: usize,
     completion_tokens: usize,
     cached_tokens: usize,
     preemptions: usize,
-    /// Drafted tokens, and the accepted ones.
+    /// Drafted and accepted tokens.
     draft_tokens: usize,
     accepted_draft_tokens: usize,
 }
 
-/// Times of a sequence. A rate is null where nothing was measured.
+/// Times of a sequence. A rate is null if nothing was measured.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct Timings {
     queue_ms: f64,
@@ -42,7 +42,7 @@ impl From<&SequenceStats> for Usage {
 
 impl From<&SequenceStats> for Timings {
     fn from(stats: &SequenceStats) -> Self {
-        // Cached tokens are not computed, and the first output token comes with the prompt.
+        // Cached tokens are not computed, and the first output token is computed together with the prompt.
         let num_computed = stats.num_prompt_tokens.saturating_sub(stats.num_cached_tokens);
         let num_decoded = stats.num_output_tokens.saturating_sub(1);
         Self {
@@ -55,7 +55,7 @@ impl From<&SequenceStats> for Timings {
     }
 }
 
-/// Counts and times of a whole run, for the line at its end.
+/// Counts and times of a run, for its summary line.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Summary {
     sequences: Vec<SequenceStats>,
@@ -66,8 +66,8 @@ impl Summary {
         self.sequences.push(stats);
     }
 
-    /// The line. `elapsed` is from the first submission to the last token: sequences run at the same
-    /// time, so their own times do not add up to it.
+    /// The summary line. `elapsed` is the time from the first submission to the last token. Sequences run at
+    /// the same time, so their own times do not add up to it.
     pub(crate) fn line(&self, elapsed: Duration) -> String {
         let num_output: usize = self.sequences.iter().map(|stats| stats.num_output_tokens).sum();
         if let [stats] = self.sequences.as_slice() {
@@ -98,7 +98,7 @@ impl Summary {
 }
 
 fn milliseconds(duration: Duration) -> f64 {
-    // Whole microseconds: more digits would be noise.
+    // Whole microseconds; further digits are noise.
     duration.as_micros() as f64 / 1e3
 }
 

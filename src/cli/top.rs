@@ -1,7 +1,7 @@
-//! `tinyvllm top`: what a running server does, from its metrics.
+//! `tinyvllm top`: watches a running server through its metrics.
 //!
-//! The metrics have vLLM's names, so a server of vLLM can be watched too. Rates and latencies are of the last
-//! interval, found by comparing two pages ([`snapshot`]), not means since the server's start.
+//! The metrics have vLLM's names, so it works for vLLM's servers too. Rates and latencies are those of the
+//! last interval, from the difference of two pages ([`snapshot`]), and not means since the server's start.
 
 mod keys;
 mod prometheus;
@@ -27,12 +27,12 @@ use super::console::{has_styles, print_error};
 use super::http::{HttpClient, read_success};
 use super::value::parse_interval;
 
-/// Longest page of metrics.
+/// Size limit of a page of metrics.
 const MAX_PAGE_BYTES: usize = 16 << 20;
-/// A server that does not answer for so long is away.
+/// Time for a server to answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What to watch.
+/// The server to watch.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct TopArgs {
     /// The server
@@ -41,7 +41,7 @@ pub(crate) struct TopArgs {
     /// Key of the server [default: OPENAI_API_KEY of the environment]
     #[arg(long, value_name = "KEY", hide_env_values = true)]
     api_key: Option<String>,
-    /// Seconds between two readings
+    /// Interval in seconds
     #[arg(long, default_value = "1", value_name = "S", value_parser = parse_interval)]
     interval: Duration,
     /// Measure one interval, print it, and exit
@@ -52,17 +52,17 @@ pub(crate) struct TopArgs {
     json: bool,
 }
 
-/// How readings are shown.
+/// The output format.
 enum Output {
     Screen { terminal: Terminal, keys: Keys, is_paused: bool },
     Lines,
     Json,
 }
 
-/// Watches until Ctrl-C, or once.
+/// Watches until Ctrl-C, or for one interval.
 ///
 /// # Errors
-/// With `--once`, if the server cannot be asked; else only if nothing can be written.
+/// With `--once`, if the server does not answer; otherwise only if the output fails.
 pub(crate) fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("cannot start the client")?;
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
             false => {
                 tokio::select! {
                     result = watch(args, &client) => result,
-                    // Dropping the other branch gives the terminal back.
+                    // Dropping the other branch restores the terminal.
                     () = should_end() => Ok(ExitCode::SUCCESS),
                 }
             }
@@ -127,7 +127,8 @@ async fn watch(args: &TopArgs, client: &HttpClient) -> anyhow::Result<ExitCode> 
                 match looked {
                     Ok(after) => {
                         problem = None;
-                        // The first look, and the first one after an absence, has nothing to be compared with.
+                        // The first page, and the first one after a failure, has no predecessor to compare
+                        // with.
                         let (earlier, interval) = match &before {
                             Some((earlier, time)) => (earlier, now.duration_since(*time)),
                             None => (&after, Duration::ZERO),
@@ -143,7 +144,7 @@ async fn watch(args: &TopArgs, client: &HttpClient) -> anyhow::Result<ExitCode> 
                         history.push(None);
                         before = None;
                         let error = error.context("no answer, retrying");
-                        // A screen shows it itself; a log says it when it begins.
+                        // The screen shows the error itself; the log gets only the first one.
                         if problem.is_none() && !matches!(output, Output::Screen { .. }) {
                             print_error(&error);
                         }
@@ -172,7 +173,7 @@ async fn watch(args: &TopArgs, client: &HttpClient) -> anyhow::Result<ExitCode> 
 }
 
 impl Output {
-    /// The next key; never, if there is no screen.
+    /// The next key. Without a screen it waits forever.
     async fn key(&mut self) -> u8 {
         match self {
             Self::Screen { keys, .. } => keys.next().await,
@@ -189,7 +190,7 @@ fn print(output: &Output, client: &HttpClient, readings: &Readings) -> io::Resul
     }
 }
 
-/// The metrics of the server as they are now.
+/// Reads the server's current metrics.
 async fn look(client: &HttpClient) -> anyhow::Result<Snapshot> {
     let page = async { read_success(client.get("/metrics").await?, MAX_PAGE_BYTES).await };
     let page = match tokio::time::timeout(TIMEOUT, page).await {
@@ -211,7 +212,7 @@ async fn look(client: &HttpClient) -> anyhow::Result<Snapshot> {
     Ok(snapshot)
 }
 
-/// Waits for Ctrl-C, or for the signal that ends programs.
+/// Waits for Ctrl-C or SIGTERM.
 async fn should_end() {
     let ctrl_c = async {
         if tokio::signal::ctrl_c().await.is_err() {
@@ -236,7 +237,7 @@ async fn should_end() {
     ctrl_c.await;
 }
 
-/// Tells when the terminal has another size.
+/// Notifies about a new size of the terminal.
 struct Resizes {
     #[cfg(unix)]
     signal: tokio::signal::unix::Signal,
@@ -253,7 +254,7 @@ impl Resizes {
     async fn next(&mut self) {
         #[cfg(unix)]
         self.signal.recv().await;
-        // Elsewhere the next interval finds out.
+        // On other systems, the next interval notices the new size.
         #[cfg(not(unix))]
         std::future::pending::<()>().await;
     }

@@ -1,4 +1,4 @@
-//! Values of flags with their own syntax: lists of ids, sizes, biases.
+//! Parsers of flag values with their own syntax: lists of ids, sizes, biases.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -42,7 +42,7 @@ impl FromStr for LogitBias {
     }
 }
 
-/// A share, 0 to 1.
+/// A fraction from 0 to 1.
 pub(crate) fn parse_fraction(text: &str) -> Result<f64, String> {
     let fraction: Option<f64> = text.trim().parse().ok();
     fraction
@@ -50,7 +50,7 @@ pub(crate) fn parse_fraction(text: &str) -> Result<f64, String> {
         .ok_or_else(|| "give a fraction from 0 to 1, such as 0.7".to_owned())
 }
 
-/// A number of bytes, with K, M, G or T (powers of 1,024; `Ki`, `KiB` and `KB` are the same as `K`).
+/// A number of bytes with K, M, G or T (powers of 1,024; `Ki`, `KiB` and `KB` mean the same as `K`).
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let digits = text.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'.').count();
@@ -74,7 +74,7 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     if bytes < 1e18 { Ok(bytes as u64) } else { Err(too_large()) }
 }
 
-/// Gigabytes (10⁹) a second, as bytes a second.
+/// Parses GB/s (10⁹) into bytes per second.
 pub(crate) fn parse_bandwidth(text: &str) -> Result<f64, String> {
     let gigabytes: f64 = text.trim().parse().map_err(|_| "write a number of GB/s".to_owned())?;
     match gigabytes {
@@ -83,7 +83,7 @@ pub(crate) fn parse_bandwidth(text: &str) -> Result<f64, String> {
     }
 }
 
-/// The name of an instruction set that this machine has.
+/// Parses the name of an instruction set that this machine supports.
 pub(crate) fn parse_cpu_level(name: &str) -> Result<CpuLevel, String> {
     let available = CpuLevel::available();
     available.iter().copied().find(|level| level.name() == name).ok_or_else(|| {
@@ -92,7 +92,7 @@ pub(crate) fn parse_cpu_level(name: &str) -> Result<CpuLevel, String> {
     })
 }
 
-/// A time in seconds, at most a day.
+/// Parses a time in seconds, at most a day.
 pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.trim().parse().map_err(|_| "write a number of seconds".to_owned())?;
     match seconds {
@@ -101,7 +101,7 @@ pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// A time between two looks: a tenth of a second to an hour.
+/// Parses an interval: a tenth of a second to an hour.
 pub(crate) fn parse_interval(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.trim().parse().map_err(|_| "write a number of seconds".to_owned())?;
     match seconds {
@@ -110,8 +110,8 @@ pub(crate) fn parse_interval(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Any value of the library. The hint of its error becomes part of the message, because `clap` prints
-/// only that.
+/// Parses any type of the library. Appends the hint of an error to the message, because `clap` prints only
+/// that.
 pub(crate) fn parse_value<T: FromStr<Err = Error>>(text: &str) -> Result<T, String> {
     text.parse().map_err(|error: Error| match error.hint() {
         Some(hint) => format!("{error}; {hint}"),
@@ -119,7 +119,7 @@ pub(crate) fn parse_value<T: FromStr<Err = Error>>(text: &str) -> Result<T, Stri
     })
 }
 
-/// A number of tokens, also in thousands, as vLLM writes it: `4k` is 4,000, `4K` is 4,096, and so with m, M, g, G.
+/// A number of tokens, optionally with vLLM's units: `4k` is 4,000 and `4K` is 4,096, likewise m, M, g and G.
 pub(crate) fn parse_count(text: &str) -> Result<usize, String> {
     let text = text.trim();
     let wrong = || "write a number, or one as in 4k (4000) or 4K (4096)".to_owned();
@@ -141,7 +141,7 @@ pub(crate) fn parse_count(text: &str) -> Result<usize, String> {
     }
 }
 
-/// How long something took or ago it was, in its largest unit: `5 minutes`.
+/// A duration or an age in its largest unit: `5 minutes`.
 pub(crate) fn human_age(age: Duration) -> String {
     let seconds = age.as_secs();
     let (number, unit) = match seconds {
@@ -153,12 +153,12 @@ pub(crate) fn human_age(age: Duration) -> String {
     format!("{number} {unit}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Bytes for people to read: `1.1 GiB`.
+/// Bytes in a readable unit: `1.1 GiB`.
 pub(crate) fn human_bytes(bytes: u64) -> impl Display {
     indicatif::BinaryBytes(bytes)
 }
 
-/// Parameters for people to read: `1.96 B`.
+/// Parameters in a readable unit: `1.96 B`.
 pub(crate) fn human_count(number: u64) -> String {
     let number = number as f64;
     match number {

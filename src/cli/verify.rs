@@ -1,4 +1,4 @@
-//! `tinyvllm verify`: holds the engine's logits and greedy tokens against a reference file.
+//! `tinyvllm verify`: compares the engine's logits and greedy tokens with a reference file.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -17,14 +17,13 @@ use super::console::Console;
 use super::interrupt::Interrupt;
 use super::load::{load, merge_model};
 
-/// Bytes of a file of logits.
+/// Size limit of a reference file.
 const MAX_FILE_BYTES: u64 = 8 << 30;
 
-/// The file holds `ids` (i64, n tokens), `logits` (f32, n × vocabulary: what must follow each of the ids)
-/// and perhaps `greedy` (i64: a prompt and its greedy continuation; the prompt is the part that `greedy`
-/// and `ids` begin with alike, at least one token). Keys and values are kept in f32 unless
-/// --kv-cache-dtype says otherwise. The exit status is 1 if a logit differs by more than the tolerance
-/// or a greedy token differs.
+/// The file contains `ids` (i64, n tokens), `logits` (f32, n × vocabulary: the expected logits after each id)
+/// and optionally `greedy` (i64: a prompt and its greedy continuation). The prompt is the common prefix of
+/// `greedy` and `ids`, at least one token. Keys and values are stored in f32 unless --kv-cache-dtype says
+/// otherwise. The exit status is 1 if a logit differs by more than the tolerance or a greedy token differs.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct VerifyArgs {
     #[command(flatten)]
@@ -34,7 +33,7 @@ pub(crate) struct VerifyArgs {
     /// The safetensors file to compare with
     #[arg(long, value_name = "FILE")]
     pub(crate) reference: PathBuf,
-    /// Largest difference of a logit that is accepted
+    /// Largest accepted difference of a logit
     #[arg(long, default_value_t = 1e-3, value_name = "X")]
     pub(crate) tolerance: f32,
     #[command(flatten)]
@@ -43,10 +42,10 @@ pub(crate) struct VerifyArgs {
     pub(crate) messages: MessageArgs,
 }
 
-/// Compares, prints the numbers as the last line, and fails above the tolerance.
+/// Compares, prints the numbers in the last line, and fails above the tolerance.
 ///
 /// # Errors
-/// If the model or the reference cannot be read, or they do not belong together.
+/// If the model or the reference cannot be read, or they do not match.
 pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let console = Console::new(args.messages);
     if args.tolerance.is_nan() || args.tolerance < 0.0 {
@@ -55,7 +54,7 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     }
     let reference = Reference::read(&args.reference)?;
     let mut options = args.engine.options();
-    // Half precision would be the largest difference by far.
+    // With half precision, rounding would exceed every other difference.
     options.kv_cache_dtype = args.engine.kv_cache_dtype.unwrap_or(KvCacheChoice::Fixed(KvCacheDType::F32));
     let interrupt = Interrupt::install()?;
     let llm = load(&merge_model(&args.positional, &args.model)?, &options, console)?;
@@ -74,12 +73,12 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
         difference.argmax_agreement,
         greedy_match.map_or("none".to_owned(), |matches| matches.to_string())
     )?;
-    // Written so that NaN fails.
+    // In this form, NaN fails.
     let is_close = difference.max_abs <= f64::from(args.tolerance);
     Ok(if is_close && greedy_match != Some(false) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What the file holds.
+/// The contents of the reference file.
 #[derive(Debug)]
 struct Reference {
     ids: Vec<u32>,
@@ -137,7 +136,7 @@ fn token_ids(data: &[u8], name: &str) -> Result<Vec<u32>> {
     values.iter().map(convert).collect()
 }
 
-/// The logits that follow each of the ids, row after row.
+/// The logits after each of the ids, row by row.
 fn prompt_logits(llm: &Llm, ids: &[u32], interrupt: &Interrupt) -> Result<Vec<f32>> {
     let params = SamplingParams { max_tokens: Some(1), ignore_eos: true, ..SamplingParams::greedy() };
     let request = Request { prompt_logits: true, ..Request::new(ids.to_vec(), params) };
@@ -151,7 +150,7 @@ fn prompt_logits(llm: &Llm, ids: &[u32], interrupt: &Interrupt) -> Result<Vec<f3
     Ok(rows)
 }
 
-/// Whether the prompt at the beginning of `greedy` is followed by the rest of it.
+/// Whether the model generates the rest of `greedy` after its prompt.
 fn generates(
     llm: &Llm,
     ids: &[u32],
@@ -201,7 +200,7 @@ fn for_each_event(stream: RequestStream, interrupt: &Interrupt, mut handle: impl
     outcome
 }
 
-/// The prompt is what `greedy` and `ids` begin with alike: at least one token, and not all of `greedy`.
+/// The length of the common prefix of `greedy` and `ids`: at least one token, and not all of `greedy`.
 fn num_prompt_tokens(ids: &[u32], greedy: &[u32]) -> usize {
     let num_common = ids.iter().zip(greedy).take_while(|(id, token)| id == token).count();
     num_common.min(greedy.len().saturating_sub(1)).max(1).min(greedy.len())
@@ -211,7 +210,7 @@ fn num_prompt_tokens(ids: &[u32], greedy: &[u32]) -> usize {
 struct Difference {
     max_abs: f64,
     rms: f64,
-    /// Share of the positions at which the most likely token is the same.
+    /// Fraction of the positions at which the most likely token is the same.
     argmax_agreement: f64,
 }
 
@@ -222,12 +221,12 @@ fn compare(logits: &[f32], reference: &[f32], num_tokens: usize) -> Result<Diffe
             reference.len() / num_tokens.max(1),
             logits.len() / num_tokens.max(1)
         ))
-        .with_hint("the reference was made with another model"));
+        .with_hint("the reference belongs to another model"));
     }
     let (mut max_abs, mut sum_of_squares) = (0.0f64, 0.0f64);
     for (&found, &wanted) in logits.iter().zip(reference) {
         let difference = (f64::from(found) - f64::from(wanted)).abs();
-        // `max` would drop a NaN.
+        // `max` would ignore NaN.
         max_abs = if difference > max_abs || difference.is_nan() { difference } else { max_abs };
         sum_of_squares += difference * difference;
     }

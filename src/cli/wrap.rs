@@ -1,22 +1,22 @@
-//! Breaks streamed text between words at the edge of the terminal.
+//! Wraps streamed text between words at the edge of the terminal.
 //!
-//! A word is held back until it is complete or as long as a line. Styles take no columns. What was already wide, as a table
-//! or code, is broken where the terminal would break it too, only between words.
+//! A word is held back until it is complete or as long as a line. Styles have no width. Tables and code that
+//! are too wide are also wrapped, and only between words.
 
 use unicode_width::UnicodeWidthChar;
 
-/// Text on its way to a terminal of this width.
+/// Wraps text for a terminal of this width.
 #[derive(Debug)]
 pub(crate) struct Wrap {
     width: usize,
     column: usize,
-    /// Blanks before the word, and the word, with their widths.
+    /// Pending blanks and the pending word, with their widths.
     blanks: String,
     word: String,
     word_width: usize,
-    /// The word continues after a part of it that was longer than a line.
+    /// Whether the word continues one whose first part was longer than a line.
     is_continued: bool,
-    /// Within an escape sequence.
+    /// Whether the text is within an escape sequence.
     is_escape: bool,
 }
 
@@ -34,7 +34,7 @@ impl Wrap {
         }
     }
 
-    /// What can be shown after this text has come.
+    /// Adds text. Returns what can be printed.
     pub(crate) fn push(&mut self, text: &str) -> String {
         let mut shown = String::new();
         for letter in text.chars() {
@@ -69,7 +69,7 @@ impl Wrap {
         shown
     }
 
-    /// What is held back.
+    /// Returns the pending text.
     pub(crate) fn flush(&mut self) -> String {
         let mut shown = String::new();
         self.flush_into(&mut shown);
@@ -87,7 +87,7 @@ impl Wrap {
             self.column += width;
         }
         if self.column > self.width {
-            // The terminal itself breaks what is longer than a line.
+            // The terminal itself breaks a word that is longer than a line.
             self.column = (self.column - 1) % self.width + 1;
         }
         shown.push_str(&self.word);
@@ -116,12 +116,12 @@ mod tests {
         assert_eq!(wrapped(&["one tw", "o three\nfour"], 7), "one two\nthree\nfour");
         assert_eq!(wrapped(&["  a\n\n    b"], 80), "  a\n\n    b");
         assert_eq!(wrapped(&["\x1b[2mone two\x1b[0m x"], 7), "\x1b[2mone two\x1b[0m\nx");
-        // Each of these takes two columns.
+        // Each of these characters takes two columns.
         assert_eq!(wrapped(&["漢字 漢字"], 8), "漢字\n漢字");
     }
 
     proptest! {
-        /// Nothing is lost, in whatever chunks it comes, and nothing is wider than the line but a word that is.
+        /// For any chunks, no text is lost, and no line is too wide except for a single long word.
         #[test]
         fn only_blanks_become_line_ends(text in "[a-d \n]{0,200}", width in 1_usize..30, cut in 0_usize..200) {
             let cut = cut.min(text.len());
@@ -130,7 +130,7 @@ mod tests {
             let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
             prop_assert_eq!(words(&shown).concat(), words(&text).concat());
             for line in shown.lines() {
-                // Blanks that a line begins with, and its first word, are where they were.
+                // The indentation of a line and its first word stay unchanged.
                 let indent = line.len() - line.trim_start().len();
                 let first = indent + line.trim_start().split(' ').next().map_or(0, str::len);
                 prop_assert!(line.trim_end().len() <= width || first >= width, "{line:?} of {width}");

@@ -26,91 +26,92 @@ use super::state::{Active, App};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_ID_BYTES: usize = 128;
-/// What the log says of a client that left before the answer began; the number is nginx's.
+/// The status in the log of a request whose client disconnected before the answer began; nginx uses the same
+/// number.
 const CLIENT_LEFT: u16 = 499;
-/// Why an answer is cut if its client stopped reading.
+/// The reason in the log if the client disconnects before the end of its answer.
 pub(super) const CLIENT_LEFT_EARLY: &str = "the client disconnected before the end";
 /// Most characters of a reason in the log.
 const MAX_REASON_CHARS: usize = 300;
 
-/// A request that is over, for the log.
+/// A finished request, for the log.
 #[derive(Debug, Clone, Serialize)]
 pub struct AccessRecord {
-    /// When it began, in seconds since 1970.
+    /// Start of the request, in seconds since 1970.
     pub time: f64,
-    /// The id in the header of the answer.
+    /// The id in the answer's header.
     pub request_id: String,
     /// The HTTP method.
     pub method: String,
-    /// The path, percent-encoded as it came, without the query.
+    /// The path without its query, percent-encoded as the client sent it.
     pub path: String,
-    /// The status; 499 if the client left before there was one.
+    /// The status; 499 if the client disconnected before there was one.
     pub status: u16,
-    /// From the end of the head to the end of the answer.
+    /// Time from the end of the head to the end of the answer.
     pub duration_ms: f64,
-    /// Why the answer is not complete, if it is not.
+    /// Why the answer is incomplete, if it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cut: Option<String>,
-    /// What was generated, if anything.
+    /// The token counts, if anything was generated.
     #[serde(flatten)]
     pub tokens: Option<TokenCounts>,
 }
 
-/// The size of a request of the engine.
+/// Token counts of a request.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct TokenCounts {
-    /// Given tokens.
+    /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Those of them that were in the prefix cache.
+    /// Tokens of the prompt that were in the prefix cache.
     pub cached_tokens: usize,
     /// Generated tokens.
     pub completion_tokens: usize,
 }
 
-/// Takes a record of each request. Called where answers are sent, so it must not wait.
+/// Receives a record of each request. It is called on the threads that send answers, so it must not block.
 pub trait AccessLog: Send + Sync {
-    /// A request is over.
+    /// Called at the end of a request.
     fn record(&self, record: AccessRecord);
 
     /// A notice for the operator.
     fn notice(&self, _message: &str) {}
 }
 
-/// What handlers add to their request's line.
+/// What handlers add to the log line of their request.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Note {
     tokens: Arc<Mutex<Option<TokenCounts>>>,
     ignored: Arc<Mutex<Vec<String>>>,
     dropped: Arc<Mutex<Vec<String>>>,
     cut: Arc<Mutex<Option<String>>>,
-    /// What the request takes of the memory of all, until the answer is over.
+    /// The request's charge in the memory account, held until the answer ends.
     charge: Arc<Mutex<Option<Charge>>>,
     request_id: Arc<str>,
 }
 
 impl Note {
-    /// The id in the header of the answer.
+    /// The id in the answer's header.
     pub(super) fn request_id(&self) -> Arc<str> {
         Arc::clone(&self.request_id)
     }
 
-    /// Fields of the body that were not read, for the header of the answer.
+    /// Sets the fields of the body that were not read, for the answer's header.
     pub(super) fn set_ignored(&self, names: Vec<String>) {
         *self.ignored.lock().unwrap_or_else(PoisonError::into_inner) = names;
     }
 
-    /// What of the prompt has no token, for the header of the answer.
+    /// Sets the bytes of the prompt that have no token, for the answer's header.
     pub(super) fn set_dropped(&self, names: Vec<String>) {
         *self.dropped.lock().unwrap_or_else(PoisonError::into_inner) = names;
     }
 
-    /// The answer ends here for this reason. The first one counts.
+    /// Records why the answer is cut. Only the first reason counts.
     pub(super) fn cut(&self, reason: &str) {
         let mut cut = self.cut.lock().unwrap_or_else(PoisonError::into_inner);
         cut.get_or_insert_with(|| reason.chars().take(MAX_REASON_CHARS).collect());
     }
 
-    /// Keeps what was charged for the request as long as the request.
+    /// Holds a charge until the request ends.
     pub(super) fn hold(&self, charge: Charge) {
         let mut held = self.charge.lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *held {
@@ -119,10 +120,10 @@ impl Note {
         }
     }
 
-    /// Charges the request for more.
+    /// Charges the request for more memory.
     ///
     /// # Errors
-    /// 429 if there is not enough now, 413 if there never is.
+    /// 429 if there is too little now, 413 if the request can never have that much.
     pub(super) fn charge(&self, account: &Arc<RequestMemory>, num_bytes: usize) -> Result<(), ApiError> {
         let mut held = self.charge.lock().unwrap_or_else(PoisonError::into_inner);
         held.get_or_insert_with(|| Charge::new(account)).add(num_bytes)
@@ -133,13 +134,13 @@ impl Note {
     }
 }
 
-/// Writes the line when the answer is complete or aborted.
+/// Writes the log line when the answer is complete or aborted.
 struct Line {
     app: Arc<App>,
     start: Instant,
     record: AccessRecord,
     note: Note,
-    /// The connection, if it was closed for this.
+    /// Whether the connection was closed because its client read nothing.
     stalled: Option<Stalled>,
     answering: Option<Answering>,
     _active: Active,
@@ -214,7 +215,7 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request<Bo
     response.map(|body| Body::new(LoggedBody { body, _line: line }))
 }
 
-/// A body whose end is the end of the request.
+/// A body whose end is also the end of the request.
 struct LoggedBody {
     body: Body,
     _line: Line,
@@ -245,14 +246,14 @@ fn is_anthropic(path: &str) -> bool {
     path.strip_prefix("/v1/messages").is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// The client's own id, if it can go into headers and logs as it is.
+/// The client's own id, if it is safe in headers and logs.
 fn clean_id(headers: &HeaderMap) -> Option<String> {
     let id = headers.get(REQUEST_ID)?.to_str().ok()?;
     let is_clean = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
     (!id.is_empty() && id.len() <= MAX_ID_BYTES && id.bytes().all(is_clean)).then(|| id.to_owned())
 }
 
-/// An id that no other request of this or another server has.
+/// An id that is unique among all servers.
 pub(super) fn new_id() -> String {
     use std::hash::BuildHasher;
     static NUM_IDS: AtomicU64 = AtomicU64::new(0);

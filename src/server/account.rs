@@ -1,13 +1,15 @@
-//! The memory that everything takes which is sent: one account for all requests together (`--max-request-memory`).
+//! The memory of everything that clients send: one account for all requests together
+//! (`--max-request-memory`).
 //!
-//! Bytes are charged before they are taken, and stay charged until the answer is complete or aborted, because what
-//! was read lives on in the request. What would go beyond the account is refused, so that small messages cannot become
-//! more memory than there is.
+//! Bytes are charged before they are allocated. They stay charged until the answer is complete or aborted,
+//! because the request keeps what was read. A charge beyond the limit is refused, so that small messages
+//! cannot take more memory than there is.
 //!
-//! All requests of a key, or of a client without one, have three quarters of it at most, so that no client can hold what
-//! others need.
+//! All requests of one key, or of one client without a key, may take at most three quarters of the account,
+//! so that no client can take all of it.
 //!
-//! Work on a thread that takes its time is done within [`charging`]. What it reads there charges the account of its
+//! Work on a blocking thread runs within [`charging`]. Whatever it reads is charged to its request, at the
+//! place where the memory is allocated.
 //! request, wherever in it memory is taken.
 
 use std::cell::RefCell;
@@ -20,33 +22,33 @@ use super::error::ApiError;
 use tinyvllm::engine::ClientId;
 use tinyvllm_kernels::return_free_memory;
 
-/// The least account that makes sense: a few requests of the usual size.
+/// The smallest useful account: a few requests of the usual size.
 pub(super) const MIN_BYTES: usize = 1 << 20;
-/// The least account by default. Under it, ordinary requests would be refused.
+/// The smallest account by default. With less, ordinary requests would be refused.
 const MIN_DEFAULT_BYTES: u64 = 64 << 20;
-/// The share of free memory that is the account by default.
+/// The default account is free memory divided by this.
 const DEFAULT_FRACTION: u64 = 8;
-/// Requests of up to this many bytes get the last of the account, which large ones leave to them.
+/// Requests of up to this many bytes may use the last part of the account, which is reserved for them.
 const SMALL_BYTES: usize = 256 << 10;
-/// The part of the account that is left to small requests.
+/// The account divided by this is reserved for small requests.
 const SMALL_DIVISOR: usize = 8;
-/// The part of the account that is left to others than one client.
+/// The account divided by this is out of reach for any single client.
 const OTHERS_DIVISOR: usize = 4;
-/// After a request that took this much, free memory goes back to the system, because the allocator would keep it.
+/// After a request of this size, free memory is returned to the system. The allocator would keep it.
 const LARGE_BYTES: usize = 8 << 20;
-/// Time until then.
+/// Delay before that.
 const RETURN_TIME: Duration = Duration::from_secs(1);
-/// Bytes that are taken for a byte of text while a template or a tokenizer works on it.
+/// Bytes of memory for each byte of text while a template or a tokenizer works on it.
 const WORK_FACTOR: usize = 16;
-/// A request's own reader takes this much at a time from the account, which all threads share.
+/// A request takes this much at a time from the account, which all threads share.
 const STEP_BYTES: usize = 16 << 10;
 
-/// The default limit of all requests, where this many bytes are free.
+/// The default limit of all requests, with this many free bytes.
 pub(super) fn default_bytes(free_bytes: u64) -> usize {
     usize::try_from((free_bytes / DEFAULT_FRACTION).max(MIN_DEFAULT_BYTES)).unwrap_or(usize::MAX)
 }
 
-/// Bytes that an allocation of this size takes, with what the allocator needs for itself.
+/// Bytes that an allocation of this size takes, with the allocator's overhead.
 pub(super) const fn allocated(num_bytes: usize) -> usize {
     match num_bytes {
         0 => 0,
@@ -60,7 +62,7 @@ pub(super) const fn allocated(num_bytes: usize) -> usize {
 pub(super) struct RequestMemory {
     limit: usize,
     used: Mutex<Used>,
-    /// Free memory is going to be given back to the system.
+    /// Whether free memory will soon be returned to the system.
     is_return_due: AtomicBool,
 }
 
@@ -68,7 +70,7 @@ pub(super) struct RequestMemory {
 #[derive(Debug, Default)]
 struct Used {
     total: usize,
-    /// Of each key or client that takes any.
+    /// Bytes of each key or client that has any.
     groups: HashMap<ClientId, usize>,
 }
 
@@ -108,7 +110,7 @@ impl RequestMemory {
         self.limit
     }
 
-    /// Bytes that requests take now.
+    /// Bytes that are charged now.
     pub(super) fn used(&self) -> usize {
         self.lock().total
     }
@@ -117,9 +119,9 @@ impl RequestMemory {
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives what is free then back to the system, a moment later and once for many requests.
+    /// Returns free memory to the system after a delay, once for many requests.
     fn return_later(self: &Arc<Self>) {
-        // Without a runtime there is no server.
+        // Without a runtime no server is running.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         if self.is_return_due.swap(true, Ordering::Relaxed) {
             return;
@@ -132,10 +134,10 @@ impl RequestMemory {
         });
     }
 
-    /// Takes bytes for a request of this group that has `own` already.
+    /// Charges a request of this group, which has `own` bytes already.
     ///
     /// # Errors
-    /// 429 if they are not there now, 413 if they never are.
+    /// 429 if there is too little now, 413 if the request can never have that much.
     fn take(&self, group: Option<ClientId>, own: usize, num_bytes: usize) -> Result<(), ApiError> {
         let wanted = own.saturating_add(num_bytes);
         let most = match wanted {
@@ -166,14 +168,14 @@ impl RequestMemory {
     }
 }
 
-/// A request's part of the account, given back when it is dropped.
+/// A request's charge to the account, released on drop.
 #[derive(Debug)]
 pub(super) struct Charge {
     account: Arc<RequestMemory>,
-    /// The owner of the request, if there is one.
+    /// The client of the request, if there is one.
     group: Option<ClientId>,
     num_bytes: usize,
-    /// The most that it was.
+    /// The largest value so far.
     peak: usize,
 }
 
@@ -182,7 +184,7 @@ impl Charge {
         Self { account: Arc::clone(account), group: None, num_bytes: 0, peak: 0 }
     }
 
-    /// For a request of this key, or client without one.
+    /// A charge for a request of this key, or of this client without a key.
     pub(super) fn of(account: &Arc<RequestMemory>, group: ClientId) -> Self {
         Self { account: Arc::clone(account), group: Some(group), num_bytes: 0, peak: 0 }
     }
@@ -191,10 +193,10 @@ impl Charge {
         self.num_bytes
     }
 
-    /// Takes more.
+    /// Charges more.
     ///
     /// # Errors
-    /// 429 if there is not enough now, 413 if there never is.
+    /// 429 if there is too little now, 413 if the request can never have that much.
     pub(super) fn add(&mut self, num_bytes: usize) -> Result<(), ApiError> {
         self.account.take(self.group, self.num_bytes, num_bytes)?;
         self.num_bytes += num_bytes;
@@ -202,14 +204,14 @@ impl Charge {
         Ok(())
     }
 
-    /// Gives some of it back.
+    /// Releases some of it.
     pub(super) fn give_back(&mut self, num_bytes: usize) {
         let num_bytes = num_bytes.min(self.num_bytes);
         self.num_bytes -= num_bytes;
         self.account.lock().remove(self.group, num_bytes);
     }
 
-    /// Takes over what another part of the same request has.
+    /// Merges another charge of the same request.
     pub(super) fn absorb(&mut self, mut other: Self) {
         let num_bytes = std::mem::take(&mut other.num_bytes);
         {
@@ -234,9 +236,9 @@ impl Drop for Charge {
 /// The charge of the work on this thread.
 struct Running {
     charge: Charge,
-    /// Bytes that are charged and not taken yet.
+    /// Bytes that are charged and not yet used.
     ahead: usize,
-    /// Why something was refused, where the error of a library came between.
+    /// Why something was refused. The error may be lost in a library in between.
     refusal: Option<ApiError>,
 }
 
@@ -244,9 +246,9 @@ thread_local! {
     static RUNNING: RefCell<Option<Running>> = const { RefCell::new(None) };
 }
 
-/// Does work whose memory goes on this charge, and returns it.
+/// Does work whose memory counts on this charge. Returns the charge with the result.
 pub(super) fn charging<T>(charge: Charge, work: impl FnOnce() -> T) -> (T, Charge) {
-    /// What was charged before, which comes back even after a panic.
+    /// The charge before this one, restored even after a panic.
     struct Outer(Option<Running>);
     impl Drop for Outer {
         fn drop(&mut self) {
@@ -264,18 +266,18 @@ pub(super) fn charging<T>(charge: Charge, work: impl FnOnce() -> T) -> (T, Charg
     (result, running.map_or_else(|| Charge::new(&account), |running| running.charge))
 }
 
-/// Takes this many bytes for the work on this thread. Work on no account, as at the start of the server,
-/// takes what it needs.
+/// Charges the work on this thread. Outside of [`charging`], such as at the start of the server, nothing is
+/// charged.
 ///
 /// # Errors
-/// 429 if there is not enough now, 413 if there never is.
+/// 429 if there is too little now, 413 if the request can never have that much.
 pub(super) fn charge(num_bytes: usize) -> Result<(), ApiError> {
     RUNNING.with_borrow_mut(|running| {
         let Some(running) = running else { return Ok(()) };
         if num_bytes > running.ahead {
             let missing = num_bytes - running.ahead;
             let step = missing.next_multiple_of(STEP_BYTES);
-            // The last of the account may be less than a step.
+            // The rest of the account may be less than a step.
             let taken = match running.charge.add(step) {
                 Ok(()) => Ok(step),
                 Err(_) => running.charge.add(missing).map(|()| missing),
@@ -287,7 +289,7 @@ pub(super) fn charge(num_bytes: usize) -> Result<(), ApiError> {
     })
 }
 
-/// Gives bytes back that the work on this thread took.
+/// Releases bytes of the work on this thread.
 pub(super) fn give_back(num_bytes: usize) {
     RUNNING.with_borrow_mut(|running| {
         let Some(running) = running else { return };
@@ -299,11 +301,11 @@ pub(super) fn give_back(num_bytes: usize) {
     });
 }
 
-/// Works on a text of this many bytes, which takes some of its size while it lasts: copies for a template and of what it
-/// writes, chunks, token ids.
+/// Works on a text of this many bytes. While the work runs, a multiple of its size is charged: for copies for
+/// a template and its output, chunks, and token ids.
 ///
 /// # Errors
-/// 429 if there is not enough now, 413 if there never is; those of the work.
+/// 429 if there is too little now, 413 if the request can never have that much; errors of the work.
 pub(super) fn on_text<T>(
     num_bytes: usize,
     work: impl FnOnce() -> Result<T, ApiError>,
@@ -320,7 +322,7 @@ pub(super) fn refusal() -> Option<ApiError> {
     RUNNING.with_borrow_mut(|running| running.as_mut()?.refusal.take())
 }
 
-/// Bytes that the work on this thread has taken.
+/// Bytes that the work on this thread has used.
 pub(super) fn taken() -> usize {
     RUNNING
         .with_borrow(|running| running.as_ref().map_or(0, |running| running.charge.num_bytes - running.ahead))
@@ -339,7 +341,7 @@ mod tests {
         let account = Arc::new(RequestMemory::new(8 << 20));
         let (mut first, mut second) = (Charge::new(&account), Charge::new(&account));
         first.add(5 << 20).unwrap();
-        // It would fit alone, and an eighth is for small ones.
+        // It would fit alone, but an eighth is reserved for small ones.
         let error = second.add(3 << 20).unwrap_err();
         assert_eq!(error.status(), 429);
         assert!(
@@ -371,7 +373,7 @@ mod tests {
         let mut light = charge(2);
         light.add(1 << 20).unwrap();
         assert_eq!(charge(3).add((6 << 20) + 1).unwrap_err().status(), 413);
-        // What one takes over counts for it.
+        // A merged charge counts for its new owner.
         let mut other = charge(2);
         other.absorb(hog.remove(0));
         drop(hog);

@@ -1,7 +1,8 @@
-//! Admission: how many sequences may be unfinished, and of which clients. Each of `n` and of a list of prompts is one.
+//! Admission: how many sequences may be unfinished, in all and for each client. Each of the `n` outputs of
+//! each prompt is one.
 //!
-//! One client may have all permits. Half as many again are for clients below their share, so no client has to wait for
-//! another one's sequences to be admitted, and an admitted sequence is never rejected.
+//! One client may have all permits. Half as many more exist for clients below their fair share. So no client
+//! has to wait for another one's sequences to be admitted. An admitted sequence is never rejected.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +11,7 @@ use super::clients::Client;
 use super::error::ApiError;
 use tinyvllm::engine::{ClientId, Weight};
 
-/// Bounds the unfinished sequences: what runs, and `waiting` more.
+/// Limits the unfinished sequences: the running ones, and `waiting` more.
 pub(super) struct AdmissionControl {
     waiting: usize,
     issued: Arc<Mutex<IssuedPermits>>,
@@ -19,7 +20,7 @@ pub(super) struct AdmissionControl {
 #[derive(Debug, Default)]
 struct IssuedPermits {
     total: usize,
-    /// Those with any.
+    /// Clients with permits.
     clients: HashMap<ClientId, Holder>,
 }
 
@@ -30,7 +31,7 @@ struct Holder {
     weight: Weight,
 }
 
-/// The permit of a sequence. It is released when this is dropped.
+/// A sequence's permit, released on drop.
 #[derive(Debug)]
 pub(super) struct Permit {
     issued: Arc<Mutex<IssuedPermits>>,
@@ -42,10 +43,10 @@ impl AdmissionControl {
         Self { waiting, issued: Arc::default() }
     }
 
-    /// Takes permits for `count` sequences of an engine that runs `running`.
+    /// Takes permits for `count` sequences of an engine with `running` running ones.
     ///
     /// # Errors
-    /// 429 if no permit is free, 400 if there are too few in all.
+    /// 429 if too few permits are free, 400 if there are too few in all.
     pub(super) fn take(
         &self,
         running: usize,
@@ -81,7 +82,7 @@ impl AdmissionControl {
 }
 
 impl IssuedPermits {
-    /// A client's fair share of `limit` permits: a part of that of its group.
+    /// A client's fair share of `limit` permits: a fraction of its group's share.
     fn share(&self, client: &Client, limit: usize) -> u64 {
         let others = self.clients.iter().filter(|(id, _)| **id != client.id);
         let mut groups: HashMap<ClientId, u64> = HashMap::new();
@@ -136,16 +137,16 @@ mod tests {
         let mut first: Vec<_> = (0..8).map(|_| take(&a, 1).unwrap()).collect();
         let error = take(&a, 1).unwrap_err().body().to_string();
         assert!(error.contains("8 answers are unfinished, 8 of them this client's"), "{error}");
-        // What never fits is not to be sent again.
+        // A request that can never fit must not be repeated.
         assert_eq!(take(&a, 9).unwrap_err().status(), 400);
-        // Half of eight is the share of B, and there are four permits beyond the eight.
+        // Half of eight is B's fair share, and four permits exist beyond the eight.
         assert!(take(&b, 5).is_err());
         let second = take(&b, 3).unwrap();
-        // C has twice the weight of each: four of eight. There is one permit left.
+        // C has twice the weight of A and of B: four of eight. One permit is free.
         assert!(take(&c, 2).is_err());
         let third = take(&c, 1).unwrap();
         assert!(take(&b, 1).is_err() && take(&c, 1).is_err());
-        // While others are beyond their share, A gets no more than the rest.
+        // While others are above their share, A gets only the rest.
         first.truncate(5);
         assert!(take(&a, 1).is_err());
         assert!(take(&c, 3).is_ok());
@@ -154,7 +155,7 @@ mod tests {
         drop((first, second, third));
         let issued = lock(&admission.issued);
         assert_eq!((issued.total, issued.clients.len()), (0, 0));
-        // One sequence always has a permit, also where nothing may wait.
+        // One sequence always gets a permit, even where none may wait.
         let narrow = AdmissionControl::new(0);
         let one = narrow.take(1, &a, 1).unwrap();
         assert!(narrow.take(1, &a, 1).is_err());

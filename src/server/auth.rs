@@ -1,4 +1,4 @@
-//! API keys. The router puts this around everything but `/health` and the chat page, so a new route is closed
+//! API keys. The router requires one for everything but `/health` and the chat page, so a new route is closed
 //! by default.
 
 use std::sync::Arc;
@@ -15,16 +15,15 @@ use super::keys::{FoundKey, Keys};
 use super::state::App;
 use super::{ServerConfig, host};
 
-/// Where Anthropic's clients have their key.
+/// The header in which Anthropic's clients send their key.
 pub(super) const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
-/// The number of the key that a request came with; 0 if none is needed. What is remembered of a request belongs to
-/// it.
+/// The number of a request's key; 0 if no key is needed. What is stored for a request belongs to its key.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(super) struct Caller(pub(super) usize);
 
-/// Lets a request pass that has one of the keys. If there are no keys, any that no web page can have sent under a
-/// name of its own.
+/// Requires one of the keys. Without keys, it refuses requests that a web page of another host name can have
+/// sent.
 pub(super) async fn require_key(
     State(app): State<Arc<App>>,
     mut request: Request<Body>,
@@ -57,7 +56,8 @@ pub(super) async fn require_key(
     }
 }
 
-/// Clients of Anthropic's interface may send both headers, of which one is theirs.
+/// Finds a valid key. Clients of Anthropic's interface may send both headers, only one of which has this
+/// server's key.
 fn find_key(headers: &HeaderMap, keys: &Keys) -> Option<FoundKey> {
     let given = headers.get(header::AUTHORIZATION).and_then(|value| bearer(value.as_bytes()));
     let other = headers.get(API_KEY).map(HeaderValue::as_bytes);

@@ -1,4 +1,4 @@
-//! Reads the body of a request: the right type, not too much, not too slowly, and unpacked.
+//! Reads the body of a request: checks its type, its size and its time, and unpacks it.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use super::half_closed::Answering;
 use super::state::App;
 use tinyvllm::engine::ClientId;
 
-/// Most members in a body that is packed with gzip. Programs that pack in chunks make one of every 64 kB.
+/// Most members in a gzip body. Programs that pack in chunks write one for every 64 kB.
 const MAX_MEMBERS: usize = 1_024;
-/// The least capacity of a body.
+/// The smallest capacity of a body.
 const MIN_CAPACITY: usize = 4 << 10;
 
-/// A body that was read, with what is charged for it.
+/// A body with its charge.
 pub(super) struct JsonBody {
     pub(super) bytes: Vec<u8>,
     pub(super) charge: Charge,
@@ -32,7 +32,7 @@ impl JsonBody {
         Self { bytes: Vec::new(), charge: Charge::of(account, client) }
     }
 
-    /// Takes more bytes, if they fit.
+    /// Appends bytes, if they fit.
     fn append(&mut self, data: &[u8], limit: usize) -> Result<(), ApiError> {
         let num_bytes = self.bytes.len() + data.len();
         if num_bytes > limit {
@@ -40,7 +40,7 @@ impl JsonBody {
         }
         let capacity = self.bytes.capacity();
         if num_bytes > capacity {
-            // A quarter more at a time: what is charged is to be near to what was sent.
+            // Grows by a quarter at a time, so that the charge stays near the size of the body.
             let wanted = (capacity + capacity / 4).max(MIN_CAPACITY).min(limit).max(num_bytes);
             self.charge.add(wanted - capacity)?;
             self.bytes.reserve_exact(wanted - self.bytes.len());
@@ -53,7 +53,7 @@ impl JsonBody {
 /// Reads a JSON body.
 ///
 /// # Errors
-/// 415, 413, 408, 429 if requests take too much memory, 400 if it breaks off.
+/// 415, 413, 408, 429 if requests take too much memory, 400 if the body breaks off.
 pub(super) async fn read(app: &App, request: Request<Body>) -> Result<JsonBody, ApiError> {
     let client = Client::of(&request)?;
     let (head, body) = request.into_parts();
@@ -64,7 +64,7 @@ pub(super) async fn read(app: &App, request: Request<Body>) -> Result<JsonBody, 
         Ok(result) => result?,
         Err(_) => return Err(ApiError::too_slow("the body", whole_seconds(timeout))),
     };
-    // Of HTTP/1.0 nothing interim can be passed over.
+    // HTTP/1.0 has no interim answers.
     if let Some(answering) = head.extensions.get::<Answering>()
         && head.version == Version::HTTP_11
     {
@@ -74,7 +74,7 @@ pub(super) async fn read(app: &App, request: Request<Body>) -> Result<JsonBody, 
         return Ok(body);
     }
     let (limit, account) = (app.config.max_body_bytes, Arc::clone(&app.request_memory));
-    // Megabytes take their time.
+    // Megabytes take long to parse.
     let group = client.group;
     app.preparation.run(&client, move || unpack(&body.bytes, limit, timeout, &account, group)).await?
 }
@@ -92,7 +92,7 @@ fn is_packed(headers: &HeaderMap) -> Result<bool, ApiError> {
     }
 }
 
-/// Unpacks a body chunk by chunk, so that nothing is kept beyond the limits, whatever it would grow to.
+/// Unpacks a body chunk by chunk, so that it never exceeds the limits in memory.
 pub(super) fn unpack(
     mut packed: &[u8],
     limit: usize,
@@ -132,9 +132,9 @@ pub(super) fn whole_seconds(duration: Duration) -> u64 {
     duration.as_secs_f64().ceil() as u64
 }
 
-/// The type keeps web pages of other origins out: without asking first, a browser sends no JSON for them. What
-/// ollama's documentation uses the content type of forms; a browser sends it
-/// one came from.
+/// Requires the type JSON. It keeps web pages of other origins out: a browser does not send JSON to another
+/// origin without a preflight request. Paths of ollama's interface also accept the type of forms, which the
+/// curl commands of its documentation send, unless the headers show that a web page sent it.
 fn require_json(head: &Parts) -> Result<(), ApiError> {
     let headers = &head.headers;
     let value = headers.get(header::CONTENT_TYPE).map(|value| value.to_str().unwrap_or("not text"));
@@ -151,7 +151,7 @@ fn require_json(head: &Parts) -> Result<(), ApiError> {
 
 async fn read_bytes(app: &App, client: ClientId, mut body: Body) -> Result<JsonBody, ApiError> {
     let limit = app.config.max_body_bytes;
-    // What the client announces is refused before it is read; what it sends is counted as well.
+    // A body with a length above the limit is refused before it is read. What arrives is counted as well.
     if body.size_hint().lower() > limit as u64 {
         return Err(ApiError::body_too_large(limit));
     }

@@ -1,9 +1,9 @@
-//! Clients: the units between which the engine divides its capacity.
+//! Clients: the units among which the engine divides its capacity.
 //!
-//! A client is an API key. Without keys it is the address that a connection comes from. Where `--trust-client-ids`
-//! says that senders act for others and name them, it is the name in the header
-//! `x-client-id`, or else in the field `user`, for each key. Of names and addresses that are new, only a few a second are
-//! clients of their own (`new_clients.rs`). The engine sees numbers only; no name is kept.
+//! A client is an API key. Without keys it is the address of the connection. With `--trust-client-ids`,
+//! senders act for others and name them: then it is the name in the header `x-client-id`, or else in the
+//! field `user`, for each key. Only a few new names and addresses a second become clients of their own
+//! (`new_clients.rs`). The engine sees numbers only; no name is stored.
 
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::net::{IpAddr, Ipv6Addr};
@@ -17,31 +17,31 @@ use tinyvllm::engine::{ClientId, Weight};
 
 pub(super) const HEADER: HeaderName = HeaderName::from_static("x-client-id");
 
-/// On whose account a request is served.
+/// The client for which a request is served.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Client {
     pub(super) id: ClientId,
     pub(super) weight: Weight,
-    /// Whose part it has, with others of the same key.
+    /// The group whose capacity it shares with other clients of the same key.
     pub(super) group: ClientId,
     key: Option<usize>,
-    /// Told by the header: what else names a client does not count.
+    /// Whether the header names the client. The field `user` does not count then.
     is_named: bool,
 }
 
 impl Client {
-    /// Whom the request was found to be from, where it was let in.
+    /// The client that was identified when the request was admitted.
     pub(super) fn of<B>(request: &Request<B>) -> Result<Self, ApiError> {
         let client = request.extensions().get::<Self>().copied();
         client.ok_or_else(|| ApiError::internal("a request without a client reached the handler"))
     }
 }
 
-/// Gives clients their numbers.
+/// Assigns numbers to clients.
 #[derive(Debug)]
 pub(super) struct Clients {
     trusts_names: bool,
-    /// Of 64 bits with a key of this process, so that no client can choose another one's number.
+    /// A 64-bit hash with a random key of this process, so that no client can choose another one's number.
     hasher: RandomState,
     new_clients: NewClients,
 }
@@ -51,7 +51,7 @@ impl Clients {
         Self { trusts_names, hasher: RandomState::new(), new_clients: NewClients::new() }
     }
 
-    /// The client of a request with this key, if keys are needed, from this address.
+    /// Identifies the client of a request from this address, with this key if keys are needed.
     pub(super) fn identify(&self, headers: &HeaderMap, key: Option<FoundKey>, address: IpAddr) -> Client {
         let name = headers.get(&HEADER).filter(|name| self.trusts_names && !name.is_empty());
         let number = key.map(|key| key.number);
@@ -70,7 +70,7 @@ impl Clients {
         }
     }
 
-    /// The same client, or whom the field `user` of its request names.
+    /// The same client, or the one that the field `user` of its request names.
     pub(super) fn rename(&self, client: Client, user: Option<&str>) -> Client {
         match user.filter(|user| self.trusts_names && !client.is_named && !user.is_empty()) {
             Some(user) => {
@@ -85,7 +85,8 @@ impl Clients {
         self.own_or_new(key, ("name", key, name))
     }
 
-    /// The client of this identity, or that of all whose identities are new, for the key.
+    /// The client with this identity. If it is new and too many are, the client that all new identities of
+    /// the key share.
     fn own_or_new(&self, key: Option<usize>, identity: impl Hash) -> ClientId {
         let [own, others] =
             [self.hasher.hash_one(identity), self.hasher.hash_one(("newcomers", key))].map(ClientId);
@@ -93,7 +94,7 @@ impl Clients {
     }
 }
 
-/// What counts as one address: with IPv6 the network of a site, which has as many as it likes.
+/// Normalises an address. With IPv6 it is the network of a site, which has as many addresses as it likes.
 pub(super) fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) if !address.is_loopback() => {
@@ -125,7 +126,7 @@ mod tests {
             assert_eq!(id(&none, key(1), here, None), id(&none, key(1), there, None));
             assert_ne!(id(&none, key(1), here, None), id(&none, key(2), here, None));
             assert_eq!(clients.identify(&none, key(1), here).weight.get(), 7);
-            // A name is one where it is trusted, whatever the address, and not beyond its key.
+            // A trusted name is one client from every address, but not across keys.
             assert_eq!(id(&named, None, here, None) == id(&named, None, there, None), trusts_names);
             assert_eq!(id(&none, None, here, Some("ann")) == id(&named, None, there, None), trusts_names);
             assert_eq!(id(&named, key(1), here, Some("bob")) == id(&none, key(1), here, None), !trusts_names);

@@ -1,12 +1,13 @@
-//! Connections: accepting them, and what happens on one that stalls.
+//! Connections: accepts them, and closes those that stall.
 //!
-//! Their number is limited, in all and from one address. A few more are a reserve, on which only `/health` and
-//! `/metrics` are answered, and quickly: monitoring works also when all others are taken.
+//! Their number is limited, in all and for each address. A few more are reserved for monitoring: they answer
+//! only `/health` and `/metrics`, with short timeouts. So monitoring works even when all others are taken.
 //!
-//! What cannot be read as HTTP is answered by hyper, with a status alone; `TimedStream` holds that back, and a body that
-//! says what is wrong goes out instead. A client that does not send its head in time gets 408, one that begins with
-//! HTTP/2 505. One that does not take what is sent to it within the write timeout is cut off, which aborts its
-//! requests. One that closes its half after a request is still answered (`half_closed.rs`).
+//! If a request is not valid HTTP, hyper answers with a status alone. `TimedStream` holds that answer back,
+//! and a body that describes the error is sent instead. A client that does not send its head in time gets
+//! 408; one that begins with HTTP/2 gets 505. A connection whose client reads nothing for the write timeout
+//! is closed, which aborts its requests. A client that closes its half after a request still gets its answer
+//! (`half_closed.rs`).
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -40,26 +41,26 @@ use super::half_closed::{Answering, HalfClosed};
 use super::notices::Notices;
 use super::state::App;
 
-/// Bytes of a request's head, and of what is buffered for a connection.
+/// Limit on a request's head, and on the buffer of a connection.
 const MAX_HEAD_BYTES: usize = 128 << 10;
 /// Pause after the system refused a connection, for instance because there are no more file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// What every answer of ours has in its head.
+/// A header of every answer of ours.
 const ID_HEADER: &[u8] = b"x-request-id:";
-/// Time for a client to notice that it has its answer, while what it still sends is thrown away.
+/// Time for a client to notice its answer, while what it still sends is discarded.
 const LINGER: Duration = Duration::from_millis(500);
-/// Time for the first request of a new connection when the server ends.
+/// Time for the first request of a new connection when the server stops.
 const GREETING_TIME: Duration = Duration::from_millis(250);
 
-/// Connections beyond the others, for monitoring, unless the system allows fewer. Half of them may be
-/// from one address.
+/// Connections beyond the limit, for monitoring, unless the system allows fewer. One address may have half of
+/// them.
 pub(super) const RESERVE: usize = 64;
-/// Time for a request on such a connection to arrive.
+/// Time for a request on a reserved connection to arrive.
 const RESERVE_TIMEOUT: Duration = Duration::from_secs(1);
-/// What is answered there.
+/// The paths that reserved connections answer.
 const RESERVED_PATHS: [&str; 2] = ["/health", "/metrics"];
 
-/// Where a request comes from.
+/// The origin of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Peer {
     pub(super) address: IpAddr,
@@ -82,7 +83,7 @@ impl Default for Peer {
     }
 }
 
-/// Refuses what the reserve is not for.
+/// Refuses other paths on a reserved connection.
 pub(super) async fn keep_reserve(request: Request<Body>, next: Next) -> Response {
     let is_reserve = request.extensions().get::<Peer>().is_some_and(|peer| peer.is_reserve);
     if is_reserve && !RESERVED_PATHS.contains(&request.uri().path()) {
@@ -91,10 +92,10 @@ pub(super) async fn keep_reserve(request: Request<Body>, next: Next) -> Response
     next.run(request).await
 }
 
-/// How many connections there are from each address: ordinary ones, and those of the reserve.
+/// The number of connections from each address: ordinary ones and reserved ones.
 type Counts = Arc<Mutex<HashMap<IpAddr, [usize; 2]>>>;
 
-/// A connection that is counted until this is dropped.
+/// A connection's permit, released on drop.
 struct ConnectionPermit {
     peer: Peer,
     counts: Counts,
@@ -102,7 +103,7 @@ struct ConnectionPermit {
 }
 
 impl ConnectionPermit {
-    /// None if there are too many from this address.
+    /// Returns `None` if this address has too many.
     fn take(peer: Peer, limit: usize, counts: &Counts, permit: OwnedSemaphorePermit) -> Option<Self> {
         let mut all = counts.lock().unwrap_or_else(PoisonError::into_inner);
         let count = &mut all.entry(peer.address).or_default()[usize::from(peer.is_reserve)];
@@ -126,7 +127,7 @@ impl Drop for ConnectionPermit {
     }
 }
 
-/// Serves connections until `close`, by which those that were accepted end too.
+/// Accepts connections until `close`, which also ends the accepted ones.
 pub(super) async fn accept_all(
     listener: TcpListener,
     router: Router,
@@ -148,7 +149,7 @@ pub(super) async fn accept_all(
             };
             (slot, spare, listener.accept().await)
         };
-        // A client that connected before the end is still accepted, to get the error.
+        // A client that connected before the server stopped still gets an error.
         let (slot, spare, accepted) = tokio::select! {
             biased;
             next = next => next,
@@ -156,7 +157,7 @@ pub(super) async fn accept_all(
         };
         let (stream, address) = match accepted {
             Ok(accepted) => accepted,
-            // Only this one is gone.
+            // Only this connection is affected.
             Err(error) if is_of_one_connection(&error) => continue,
             Err(error) => {
                 notices.log("accept", || format!("connections cannot be accepted: {error}"));
@@ -167,7 +168,7 @@ pub(super) async fn accept_all(
             }
         };
         let address = network(address.ip());
-        // One may have become free meanwhile.
+        // A permit may be free by now.
         let slot = slot.or_else(|| Arc::clone(&slots).try_acquire_owned().ok());
         let ordinary = slot.and_then(|slot| {
             let peer = Peer { address, is_reserve: false };
@@ -177,9 +178,9 @@ pub(super) async fn accept_all(
             let spare = spare.or_else(|| Arc::clone(&reserve).try_acquire_owned().ok())?;
             ConnectionPermit::take(Peer { address, is_reserve: true }, budget.reserve / 2, &counts, spare)
         });
-        // A client that has them all, and the reserve, is not answered.
+        // An address that has all of them, and the reserve, gets no answer.
         let Some(permit) = permit else { continue };
-        // Tokens are small, and each is urgent. A socket that refuses the option works without it.
+        // Tokens are small and urgent. A socket that refuses the option works without it.
         let _ = stream.set_nodelay(true);
         let stalled = Stalled::default();
         let answering = Answering::default();
@@ -194,15 +195,15 @@ pub(super) async fn accept_all(
     }
 }
 
-/// Whether an error is about a connection that is gone before it was accepted, and not about the system.
+/// Whether an error concerns one connection that closed before it was accepted, and not the system.
 fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     [ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted].contains(&error.kind())
 }
 
-/// Returns when the server ends, and what has come until then was noticed.
+/// Returns when the server stops, after everything that came before was noticed.
 async fn closed(close: &mut watch::Receiver<bool>) {
-    // An error means that the server is gone, which is the same.
+    // An error means that the sender is gone, so the server has stopped.
     let _ = close.wait_for(|close| *close).await;
     tokio::task::yield_now().await;
 }
@@ -225,7 +226,7 @@ async fn serve(
     let accepted = Instant::now();
     let end = async {
         closed(&mut close).await;
-        // Where nothing has come yet, hyper would close without an answer, and a new client is about to send.
+        // Without a first byte, hyper would close without an answer, although a new client is about to send.
         tokio::time::sleep_until(accepted + GREETING_TIME).await;
     };
     tokio::pin!(end);
@@ -252,10 +253,10 @@ async fn serve(
         _ => None,
     };
     if let Some(error) = unanswered {
-        // A client that was too slow to send may not read either.
+        // A client that was too slow to send may also be too slow to read.
         let _ = stream.write_all(&raw_response(&error)).await;
     }
-    // A socket that is closed with unread bytes resets the connection, and the answer can get lost.
+    // Closing a socket with unread bytes resets the connection, and the answer could be lost.
     if stream.shutdown().await.is_ok() {
         let _ = tokio::time::timeout(LINGER, discard(&mut stream)).await;
     }
@@ -266,7 +267,7 @@ async fn discard(stream: &mut TimedStream) {
     while stream.read(&mut bytes).await.is_ok_and(|num_bytes| num_bytes > 0) {}
 }
 
-/// An answer where there is no request to answer.
+/// An answer where hyper has no request.
 fn raw_response(error: &ApiError) -> Vec<u8> {
     let body = error.body().to_string();
     let status = error.status();
@@ -281,20 +282,20 @@ fn raw_response(error: &ApiError) -> Vec<u8> {
     .into_bytes()
 }
 
-/// A stream whose writes fail if the other side takes nothing for too long.
+/// A stream whose writes fail if the other side reads nothing for too long.
 struct TimedStream {
     stream: TcpStream,
     timeout: Duration,
     stalled: Stalled,
-    /// Runs while a write waits.
+    /// Runs while a write is pending.
     stall: Pin<Box<Sleep>>,
     is_stalled: bool,
-    /// The status of an answer that hyper made itself.
+    /// The status of an answer that hyper wrote itself.
     held_status: Option<u16>,
-    /// Whether something came in since something last went out.
+    /// Whether bytes came in after the latest ones that were sent.
     has_unanswered_bytes: bool,
     answering: Answering,
-    /// Where the client sends nothing more.
+    /// Set after the client has closed its half.
     half_closed: Option<HalfClosed>,
 }
 
@@ -314,7 +315,7 @@ impl TimedStream {
         }
     }
 
-    /// Holds bytes back if they are an answer that hyper made itself: all of ours have an id.
+    /// Holds bytes back if hyper wrote this answer itself: all of ours have an id.
     fn hold_back(&mut self, bytes: &[u8]) -> bool {
         const BEGIN: &[u8] = b"HTTP/1.1 4";
         let has_id = || bytes.windows(ID_HEADER.len()).any(|window| window.eq_ignore_ascii_case(ID_HEADER));
@@ -327,7 +328,7 @@ impl TimedStream {
         self.held_status.is_some()
     }
 
-    /// Passes the result of a write on, or fails it if writes have waited for too long.
+    /// Passes on the result of a write, or fails it if writes were pending for too long.
     fn watch<T>(&mut self, polled: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
         if polled.is_ready() {
             self.is_stalled = false;

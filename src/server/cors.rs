@@ -1,7 +1,7 @@
-//! Which web pages may use the server: its own, and those of the origins that `--allowed-origins` names.
+//! Which web pages may use the server: its own, and those of the origins in `--allowed-origins`.
 //!
-//! A browser asks before it sends JSON or a key to another origin. The question has no key, so it is answered
-//! before keys are looked at; it reaches nothing after.
+//! Before a browser sends JSON or a key to another origin, it sends a preflight request. That has no key, so
+//! it is answered before keys are checked, and goes no further.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,17 +17,17 @@ use super::error::ok_without_body;
 use super::state::App;
 use tinyvllm::Error;
 
-/// How long a browser may remember the answer, in seconds.
+/// How long a browser may cache the preflight's answer, in seconds.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 
-/// The origin of a web page: scheme, host and port. Or any.
+/// The origin of a web page: scheme, host and port; or `*` for any.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin(String);
 
 impl FromStr for Origin {
     type Err = Error;
 
-    /// `*`, or what browsers send: `https://host` or `http://host:port`, without a path.
+    /// Parses `*`, or an origin as browsers send it: `https://host` or `http://host:port`, without a path.
     fn from_str(text: &str) -> Result<Self, Error> {
         let invalid = || {
             Error::invalid_request(format!("{text:?} is not an origin")).with_hint(
@@ -59,14 +59,14 @@ impl Origin {
         self.0 == "*" || self.0.as_bytes() == origin.as_bytes()
     }
 
-    /// Whether its pages come from this host, with its port if that is not the usual one.
+    /// Whether its pages come from this host. `host` includes a port that is not the default.
     pub(super) fn has_host(&self, host: &str) -> bool {
         let own = self.0.split_once("://").map(|(_, own)| own);
         self.0 == "*" || own.is_some_and(|own| own.eq_ignore_ascii_case(host))
     }
 }
 
-/// Answers preflight requests of browsers, and declares which pages may read the answer.
+/// Answers preflight requests, and declares which pages may read an answer.
 pub(super) async fn share(State(app): State<Arc<App>>, request: Request<Body>, next: Next) -> Response {
     let allowed = &app.config.allowed_origins;
     if allowed.is_empty() {
@@ -81,7 +81,7 @@ pub(super) async fn share(State(app): State<Arc<App>>, request: Request<Body>, n
             let mut response = ok_without_body();
             let headers = response.headers_mut();
             insert(headers, header::ACCESS_CONTROL_ALLOW_METHODS, "DELETE, GET, POST");
-            // A wildcard would not cover the key.
+            // A wildcard does not cover the header with the key.
             let wanted = request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
             let usual = HeaderValue::from_static("authorization, content-type");
             headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted.unwrap_or(usual));
@@ -91,7 +91,7 @@ pub(super) async fn share(State(app): State<Arc<App>>, request: Request<Body>, n
         _ => next.run(request).await,
     };
     let headers = response.headers_mut();
-    // Caches must not give one origin the answer for another.
+    // Caches must not reuse an answer for another origin.
     headers.append(header::VARY, HeaderValue::from_static("origin"));
     if let Some(origin) = origin {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);

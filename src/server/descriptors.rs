@@ -1,25 +1,27 @@
-//! How many files this process may have open, and what fits.
+//! The limit of open files, and the limits of connections that follow from it.
 //!
-//! A connection is an open file, and a process that may have no more can neither take a connection nor read a file. Shells
-//! and service managers often give few and allow more, so the server takes what it needs of that. Where this is not
-//! enough, its own limits of connections become smaller, so that there are always some for files, and for `/health`.
+//! A connection is an open file. A process at its limit can neither accept a connection nor read a file.
+//! Shells and service managers often set a low limit and allow a higher one, so the server raises it as far
+//! as it needs. If that is not enough, the server lowers its limits of connections, so that some descriptors
+//! remain for files and for `/health`.
 
 use super::ServerConfig;
 use super::connection::RESERVE;
 use super::kv_events::MAX_PEERS;
 use tinyvllm::{Error, Result};
 
-/// Files in addition to connections: of the model, of the device, of what reads them; and connections that are being refused.
+/// Descriptors for other files: of the model, of the device, of what reads them; and for connections that are
+/// being refused.
 const SPARE: usize = 128;
-/// The least of that with which the server starts.
+/// The smallest such number with which the server starts.
 const MIN_SPARE: usize = 16;
-/// The least of each kind of connections.
+/// The smallest limit for each kind of connection.
 const MIN_CONNECTIONS: usize = 4;
 
-/// What the open files are divided into.
+/// How the open files are divided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DescriptorBudget {
-    /// Connections, and how many of them may be from one address.
+    /// Connections, in all and from one address.
     pub(super) connections: usize,
     pub(super) per_address: usize,
     /// Connections beyond these, for monitoring.
@@ -28,21 +30,21 @@ pub(super) struct DescriptorBudget {
     pub(super) peers: usize,
 }
 
-/// What is to be known of a server's open files.
+/// The limit of open files, and what fits into it.
 #[derive(Debug, Clone)]
 pub(super) struct Descriptors {
     pub(super) budget: DescriptorBudget,
-    /// All that the process may have open, if the system has a limit.
+    /// The limit of the process, if the system has one.
     pub(super) limit: Option<usize>,
     /// A notice for the operator.
     pub(super) notice: Option<String>,
 }
 
 impl Descriptors {
-    /// Raises the limit as far as needed and allowed, and divides what there is.
+    /// Raises the limit as far as needed and allowed, and divides it.
     ///
     /// # Errors
-    /// If the server could not even start.
+    /// If there are too few for the server to start.
     pub(super) fn of(config: &ServerConfig) -> Result<Self> {
         let wanted = DescriptorBudget {
             connections: config.max_connections,
@@ -57,7 +59,7 @@ impl Descriptors {
         let budget = wanted.within(limit, num_open).ok_or_else(|| {
             let least = wanted.least(num_open);
             Error::invalid_request(format!(
-                "this process may have {limit} files open (ulimit -n), and a server needs at least {least}"
+                "this process may have {limit} open files (ulimit -n); a server needs at least {least}"
             ))
             .with_hint(format!("allow more, for instance with ulimit -n {}", wanted.num_files(num_open)))
         })?;
@@ -68,9 +70,8 @@ impl Descriptors {
                 peers => format!(", and {peers} peers of the KV events"),
             };
             format!(
-                "this process may have {limit} files open (ulimit -n), so there are at most {connections} \
-                 connections \
-                 at once, {per_address} from one address{peers}; the requested limits need {}",
+                "this process may have {limit} open files (ulimit -n), so there are at most {connections} \
+                 connections at once, {per_address} from one address{peers}; the requested limits need {}",
                 wanted.num_files(num_open)
             )
         });
@@ -79,19 +80,19 @@ impl Descriptors {
 }
 
 impl DescriptorBudget {
-    /// Files that are open when all of this is taken, where this many are open already.
+    /// Number of open files when all of this is in use, with this many open already.
     fn num_files(&self, num_open: usize) -> usize {
         let kinds = [num_open, SPARE, self.reserve, self.peers];
         kinds.into_iter().fold(self.connections, usize::saturating_add)
     }
 
-    /// The fewest files with which the server starts.
+    /// The fewest open files with which the server starts.
     fn least(&self, num_open: usize) -> usize {
         let num_kinds = if self.peers > 0 { 3 } else { 2 };
         num_open + MIN_SPARE + num_kinds * MIN_CONNECTIONS
     }
 
-    /// What fits; none if that is too little for a server.
+    /// Reduces it to what fits; `None` if that is too little for a server.
     fn within(self, limit: usize, num_open: usize) -> Option<Self> {
         if self.num_files(num_open) <= limit {
             return Some(self);
@@ -104,7 +105,8 @@ impl DescriptorBudget {
         let reserve = (left / 8).clamp(MIN_CONNECTIONS, self.reserve);
         let peers = (left / 4).max(MIN_CONNECTIONS).min(self.peers);
         let connections = (left - reserve - peers).min(self.connections);
-        // Unless one address was to have them all, such as a proxy's, it has no more than half of the few.
+        // One address gets at most half of the reduced number, unless it may have all connections, as a proxy
+        // does.
         let most = if self.per_address >= self.connections { connections } else { connections / 2 };
         let per_address = self.per_address.min(most);
         Some(Self { connections, per_address, reserve, peers })
@@ -118,15 +120,16 @@ mod system {
     /// Files that are open now.
     pub(super) fn num_open() -> usize {
         const USUAL: usize = 16;
-        // The folder itself is open while it is read.
+        // The directory itself is open while it is read.
         std::fs::read_dir("/dev/fd").map_or(USUAL, |files| files.count().saturating_sub(1))
     }
 
-    /// Raises the limit to this many, if it is lower and may be; what it is then, if there is one.
+    /// Raises the limit to this many, if it is lower and may be raised. Returns the resulting limit, if there
+    /// is one.
     pub(super) fn raise_limit(wanted: usize) -> Option<usize> {
         let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
         let wanted = u64::try_from(wanted).unwrap_or(u64::MAX).min(hard);
-        // A system that refuses keeps the lower one.
+        // If the system refuses, the lower limit stays.
         let raised = wanted > soft && setrlimit(Resource::RLIMIT_NOFILE, wanted, hard).is_ok();
         Some(usize::try_from(if raised { wanted } else { soft }).unwrap_or(usize::MAX))
     }

@@ -1,7 +1,8 @@
-//! What is answered when something goes wrong: the only module that picks status codes.
+//! Error responses. No other module picks status codes.
 //!
-//! Every error is a JSON body of OpenAI's shape, or of Anthropic's under the paths of its interface. The choices are those that clients expect: `openai-python`
-//! has an exception for each of 400, 401, 404 and 429, and repeats 408, 409, 429 and 5xx by itself.
+//! Every error is a JSON body of OpenAI's shape, or of Anthropic's or ollama's under the paths of their
+//! interfaces. The statuses are those that clients expect: `openai-python` has an exception for each of 400,
+//! 401, 404 and 429, and retries 408, 409, 429 and 5xx by itself.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,10 +14,10 @@ use serde_json::{Value, json};
 
 use tinyvllm::{Error, ErrorKind, quoted, shortened};
 
-/// Seconds after which a client that was turned away may try again.
+/// Seconds after which a rejected client may try again.
 const RETRY_SECONDS: u64 = 1;
 
-/// Most characters of a message. Ours are shorter, because what they repeat is shortened.
+/// Most characters of a message. Ours are shorter, because they shorten the values that they repeat.
 const MAX_MESSAGE_CHARS: usize = 2_000;
 
 /// An error as the client sees it.
@@ -26,7 +27,7 @@ pub(super) struct ApiError {
     code: Option<&'static str>,
     param: Option<Cow<'static, str>>,
     message: String,
-    /// Tells when to try again.
+    /// Whether the answer says when to try again.
     is_temporary: bool,
     /// The rest of the request will not be read.
     closes: bool,
@@ -38,7 +39,7 @@ impl ApiError {
         Self { status, code, param: None, message, is_temporary: false, closes: false }
     }
 
-    /// 400: the value of a parameter is refused.
+    /// 400: a parameter has an invalid value.
     pub(super) fn invalid(param: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         let param = match param.into() {
             Cow::Owned(name) => shortened(&name).into_owned().into(),
@@ -47,12 +48,12 @@ impl ApiError {
         Self { param: Some(param), ..Self::new(StatusCode::BAD_REQUEST, None, message) }
     }
 
-    /// 400: a parameter that is known, and that this server cannot honour.
+    /// 400: a known parameter that this server does not support.
     pub(super) fn unsupported(param: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         Self { code: Some("unsupported_parameter"), ..Self::invalid(param, message) }
     }
 
-    /// 400: the body is not JSON. `problem` has the position.
+    /// 400: the body is not JSON. `problem` includes the position.
     pub(super) fn not_json(problem: impl fmt::Display) -> Self {
         let message = format!("the body is not valid JSON: {problem}");
         Self::new(StatusCode::BAD_REQUEST, Some("json_parse_error"), message)
@@ -69,7 +70,7 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, Some("answer_not_possible"), message)
     }
 
-    /// 400: headers of which there can be one.
+    /// 400: a header is repeated that may come once only.
     pub(super) fn repeated_header(name: &str) -> Self {
         let message = format!("the header {name} is repeated; send it once");
         Self { closes: true, ..Self::new(StatusCode::BAD_REQUEST, None, message) }
@@ -101,7 +102,7 @@ impl ApiError {
         Self::new(StatusCode::UNAUTHORIZED, Some("invalid_api_key"), message)
     }
 
-    /// 403: sent to a name that a web page may have, on a server without keys.
+    /// 403: without keys, requests to a host name are refused, because it could be a web page's.
     pub(super) fn foreign_host(host: Option<&HeaderValue>) -> Self {
         let host = host.map(|host| String::from_utf8_lossy(host.as_bytes())).unwrap_or_default();
         let message = format!(
@@ -129,10 +130,10 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, None, message)
     }
 
-    /// 404: a request to a proxy, which has no path.
+    /// 404: a request for a proxy.
     pub(super) fn no_proxy(method: &str, target: &str) -> Self {
         let message = format!(
-            "{} {} is for a proxy, which this server is not; request a path, such as /v1/models",
+            "{} {} is a request for a proxy, and this server is not one; request a path, such as /v1/models",
             shortened(method),
             shortened(target)
         );
@@ -148,7 +149,7 @@ impl ApiError {
         }
     }
 
-    /// 404: no such request, or not one of this key.
+    /// 404: no such request, or it has another key.
     pub(super) fn no_such_request(id: &str) -> Self {
         let message = format!(
             "no request {} is known; the server keeps the latest ones, for the key that sent them \
@@ -158,7 +159,7 @@ impl ApiError {
         Self { param: Some("id".into()), ..Self::new(StatusCode::NOT_FOUND, None, message) }
     }
 
-    /// 404: no such response, or not one of this key.
+    /// 404: no such response, or it has another key.
     pub(super) fn no_such_response(id: &str) -> Self {
         let message = format!(
             "no response {} is stored; a server with --responses-memory stores the latest ones, for the key that \
@@ -168,7 +169,7 @@ impl ApiError {
         Self { param: Some("id".into()), ..Self::new(StatusCode::NOT_FOUND, None, message) }
     }
 
-    /// 400: the same, of one that a request continues.
+    /// 400: the response that a request continues does not exist.
     pub(super) fn no_previous_response(id: &str) -> Self {
         Self {
             code: Some("previous_response_not_found"),
@@ -178,7 +179,7 @@ impl ApiError {
         }
     }
 
-    /// 405. The header `Allow` is the router's.
+    /// 405. The router adds the header `Allow`.
     pub(super) fn method_not_allowed(method: &str, path: &str) -> Self {
         let message = format!(
             "{} does not accept {}; the header Allow lists what it accepts",
@@ -200,7 +201,7 @@ impl ApiError {
         Self { closes: true, ..Self::new(StatusCode::PAYLOAD_TOO_LARGE, None, message) }
     }
 
-    /// 413: it takes more memory than there ever is.
+    /// 413: it needs more memory than it can ever have.
     pub(super) fn request_too_large(most: usize, limit: usize) -> Self {
         let message = format!(
             "the request needs more than {most} bytes of memory; the limit for all requests is {limit} \
@@ -216,15 +217,14 @@ impl ApiError {
         Self { closes: true, ..Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, message) }
     }
 
-    /// 415: the body is packed in a way that is not known here.
+    /// 415: the content encoding is not supported.
     pub(super) fn unknown_encoding(found: &str) -> Self {
         let message =
             format!("the content encoding is {}; send the body as it is, or with gzip", quoted(found));
         Self { closes: true, ..Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, message) }
     }
 
-    /// The head of a request cannot be read: 431 if it is too large, otherwise the status that HTTP's library has
-    /// for it, mostly 400.
+    /// The head of a request cannot be read: 431 if it is too large, otherwise hyper's status, mostly 400.
     pub(super) fn broken_head(status: u16) -> Self {
         let (status, message) = match status {
             431 => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "the head of the request is too large"),
@@ -234,13 +234,13 @@ impl ApiError {
         Self { closes: true, ..Self::new(status, None, message) }
     }
 
-    /// 505: HTTP/2 without asking for it first.
+    /// 505: HTTP/2 without an upgrade.
     pub(super) fn not_http1() -> Self {
         let message = "HTTP/2 is not supported; send requests as HTTP/1.1";
         Self { closes: true, ..Self::new(StatusCode::HTTP_VERSION_NOT_SUPPORTED, None, message) }
     }
 
-    /// 429: no capacity, now.
+    /// 429: no capacity at the moment.
     pub(super) fn busy(message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, Some("rate_limit_exceeded"), message);
         Self { is_temporary: true, ..error }
@@ -251,28 +251,28 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, None, message)
     }
 
-    /// 503: not yet, or not any more.
+    /// 503: not ready yet, or stopping.
     pub(super) fn unavailable(message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, None, message);
         Self { is_temporary: true, closes: true, ..error }
     }
 
-    /// 503: all connections are taken but those for `/health` and `/metrics`.
+    /// 503: all connections are taken except those for `/health` and `/metrics`.
     pub(super) fn no_connection() -> Self {
         Self::unavailable(
-            "the limit of connections is reached (--max-connections), or that of one address \
+            "too many connections in all (--max-connections) or from one address \
              (--max-connections-per-address)",
         )
     }
 
-    /// Blames `param` if nothing is blamed yet.
+    /// Sets `param` if it is not set.
     #[must_use]
     pub(super) fn or_param(mut self, param: &'static str) -> Self {
         self.param.get_or_insert(param.into());
         self
     }
 
-    /// The body, and what comes in a stream after `data: `.
+    /// The body, which is also the data of an event in a stream.
     pub(super) fn body(&self) -> Value {
         let kind = if self.status.is_server_error() { "server_error" } else { "invalid_request_error" };
         json!({"error": {
@@ -283,7 +283,7 @@ impl ApiError {
         }})
     }
 
-    /// The same under another name of a parameter: the interface that was used has that one.
+    /// Renames a parameter, for an interface with another name for it.
     #[must_use]
     pub(super) fn renamed(mut self, from: &str, to: &'static str) -> Self {
         if self.param.as_deref() == Some(from) {
@@ -295,7 +295,7 @@ impl ApiError {
         self
     }
 
-    /// The body in Anthropic's shape, whose types of errors follow from the status.
+    /// The body in Anthropic's shape. The type of the error follows from the status.
     pub(super) fn anthropic_body(&self, request_id: Option<&str>) -> Value {
         let kind = match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",
@@ -320,7 +320,7 @@ impl ApiError {
         body
     }
 
-    /// The body in ollama's shape, and the line that ends a stream.
+    /// The body in ollama's shape, also the line that ends a stream.
     pub(super) fn ollama_body(&self) -> Value {
         json!({"error": self.message})
     }
@@ -330,7 +330,7 @@ impl ApiError {
     }
 }
 
-/// The message of an error that repeats more than it should, which a library may.
+/// Limits the length of a message. Messages of a library can repeat long values.
 fn bounded(mut message: String) -> String {
     if let Some((end, _)) = message.char_indices().nth(MAX_MESSAGE_CHARS) {
         message.truncate(end);
@@ -377,8 +377,8 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// The same answer for clients of Anthropic's interface: they read the id of a request in another header, and errors
-/// in another shape.
+/// Converts a response for clients of Anthropic's interface: they read the request id in another header, and
+/// errors in another shape.
 pub(super) fn for_anthropic(mut response: Response, request_id: &str) -> Response {
     reshape(&mut response, |error| error.anthropic_body(Some(request_id)));
     if let Ok(id) = HeaderValue::from_str(request_id) {
@@ -387,25 +387,25 @@ pub(super) fn for_anthropic(mut response: Response, request_id: &str) -> Respons
     response
 }
 
-/// The same answer for clients of ollama's interface, which read errors in a shape of their own.
+/// Converts a response for clients of ollama's interface, which has its own shape of errors.
 pub(super) fn for_ollama(mut response: Response) -> Response {
     reshape(&mut response, ApiError::ollama_body);
     response
 }
 
-/// Gives an error, if the answer is one, another body.
+/// Replaces the body of an error.
 fn reshape(response: &mut Response, body: impl FnOnce(&ApiError) -> Value) {
     if let Some(error) = response.extensions_mut().remove::<ApiError>() {
         let bytes = serde_json::to_vec(&body(&error)).unwrap_or_default();
         *response.body_mut() = Body::from(bytes);
-        // The router has declared the length of the other one.
+        // The router has set the length of the old body.
         response.headers_mut().remove(header::CONTENT_LENGTH);
     }
 }
 
-/// An answer in JSON with any status: `/health` has a body of its own.
+/// A JSON response with any status. `/health` has its own body.
 pub(super) fn json_response(status: StatusCode, body: &impl serde::Serialize) -> Response {
-    // Our own types have string keys and no failing parts.
+    // Our own types have string keys, so they serialise without errors.
     let bytes = serde_json::to_vec(body).unwrap_or_default();
     let content_type = (header::CONTENT_TYPE, "application/json");
     (status, [content_type], Body::from(bytes)).into_response()
@@ -416,7 +416,7 @@ pub(super) fn ok(body: &impl serde::Serialize) -> Response {
     json_response(StatusCode::OK, body)
 }
 
-/// 200 with something else.
+/// 200 with another content type.
 pub(super) fn ok_as(content_type: &'static str, body: Body) -> Response {
     (StatusCode::OK, [(header::CONTENT_TYPE, content_type)], body).into_response()
 }
@@ -426,7 +426,7 @@ pub(super) fn ok_without_body() -> Response {
     StatusCode::NO_CONTENT.into_response()
 }
 
-/// What `/health` says: 200 if the server is ready, 503 if it is not.
+/// The answer of `/health`: 200 if the server is ready, otherwise 503.
 pub(super) fn health(is_ready: bool, body: &Value) -> Response {
     json_response(if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, body)
 }

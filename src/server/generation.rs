@@ -1,8 +1,8 @@
 //! The bridge between the engine's thread and the server's tasks.
 //!
-//! Events come through one bounded channel for all prompts of an HTTP request. The engine never waits for
-//! it: if it is full, the client reads too slowly and the request is aborted. If the receiver is dropped,
-//! because the client is gone, the engine gives the request up before its next step.
+//! Events come through one bounded channel for all prompts of an HTTP request. The engine never waits for it:
+//! if it is full, the client reads too slowly and the request is aborted. If the receiver is dropped because
+//! the client is gone, the engine aborts the request before its next step.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,25 +21,26 @@ use tinyvllm::engine::{AbortHandle, Event, EventSink, FinishReason, Request, Seq
 use tinyvllm::llm::{TextDecoder, TextEvent, TextOptions};
 use tinyvllm::sampling::TokenLogprobs;
 
-/// Events that a stream may be after, for each token that a step can give it.
+/// How many events a stream may lag, for each token that a step can give it.
 const STREAM_STEPS: usize = 64;
 /// The least number of events that a stream may lag.
 const MIN_STREAM_EVENTS: usize = 1_024;
 
-/// How far a reader may be after.
+/// How far a reader may lag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Buffer {
-    /// All of the output: it is read by this program, not by the client.
+    /// By the whole output: this program reads it, not the client.
     Whole,
-    /// Some steps.
+    /// By some steps.
     Bounded,
 }
 
-/// What the requests of one HTTP request have generated so far, as it comes.
+/// The events of all prompts of an HTTP request, as they are generated.
 pub(super) struct Generation {
     app: Arc<App>,
     pub(super) model: Arc<Model>,
-    /// Before the events: a client that sees the end of a request finds its permit free.
+    /// Permits are released before the last events: when a client sees the end of a request, its permit is
+    /// free.
     permits: Vec<Permit>,
     events: mpsc::Receiver<Arrival>,
     buffer: Buffer,
@@ -49,7 +50,7 @@ pub(super) struct Generation {
     counts: TokenCounts,
     arrival: Instant,
     note: Note,
-    /// What is remembered of the request, if anything.
+    /// The request's record in the history, if it is kept.
     record: Option<Arc<Record>>,
 }
 
@@ -61,11 +62,11 @@ struct PromptState {
     max_tokens: Option<usize>,
     num_unfinished: usize,
     max_generated: usize,
-    /// When each sequence had its latest token.
+    /// When the latest token of each sequence came.
     latest: Vec<Option<Instant>>,
 }
 
-/// An event with the prompt it belongs to and the time at which the engine had it.
+/// An event with its prompt and the time at which the engine sent it.
 struct Arrival {
     prompt: usize,
     at: Instant,
@@ -86,7 +87,7 @@ impl EventSink for ChannelSink {
             if let Some(record) = &self.record {
                 record.set_progress(self.prompt, progress);
             }
-            // A slow reader misses some of it, and nothing of the answer.
+            // A slow reader misses some progress events, but nothing of the answer.
             if !self.reports_progress || self.sender.capacity() < self.sender.max_capacity() / 2 {
                 return true;
             }
@@ -100,7 +101,7 @@ impl EventSink for ChannelSink {
     }
 }
 
-/// What goes with the requests of an HTTP request.
+/// The context of an HTTP request's prompts.
 pub(super) struct RequestContext {
     pub(super) app: Arc<App>,
     pub(super) model: Arc<Model>,
@@ -108,16 +109,16 @@ pub(super) struct RequestContext {
     pub(super) record: Option<Arc<Record>>,
     pub(super) arrival: Instant,
     pub(super) permits: Vec<Permit>,
-    /// The reader requested the progress of prompts.
+    /// Whether the client requested the progress of its prompt.
     pub(super) reports_progress: bool,
 }
 
 impl Generation {
-    /// Submits all requests and returns when the engine has taken them.
+    /// Submits all requests, and returns when the engine has accepted them.
     ///
     /// # Errors
-    /// 429 if the engine's queue is full, 400 if a request is not valid, 500 if the engine has failed. Requests
-    /// that were taken before are aborted.
+    /// 429 if the engine's queue is full, 400 if a request is not valid, 500 if the engine has failed.
+    /// Requests that were accepted before are aborted.
     pub(super) async fn start(
         context: RequestContext,
         requests: Vec<Request>,
@@ -186,7 +187,7 @@ impl Generation {
         self.num_unfinished == 0 && self.ready.is_empty()
     }
 
-    /// The next event and the prompt it belongs to; none after the last one.
+    /// The next event with its prompt; `None` after the last one.
     ///
     /// # Errors
     /// If a sequence failed, or the reader was too slow. It must not be polled after that.
@@ -210,7 +211,7 @@ impl Generation {
         }
     }
 
-    /// The next event, for those that can wait.
+    /// The next event, for async callers.
     pub(super) async fn next(&mut self) -> Option<Result<(usize, TextEvent), ApiError>> {
         std::future::poll_fn(|cx| self.poll_next(cx)).await
     }
@@ -231,7 +232,7 @@ impl Generation {
         }
         let mut events = VecDeque::new();
         if let Some(index) = state.decoder.push(event, &mut events) {
-            // If the engine's queue is full now, the sequence's next token tries again.
+            // If the engine's queue is full, the sequence's next token tries again.
             let _ = state.abort.try_abort(Some(index));
         }
         self.ready.extend(events.into_iter().map(|event| (prompt, event)));
@@ -254,7 +255,7 @@ impl Generation {
             return Ok(());
         };
         self.num_unfinished -= 1;
-        // One for each sequence.
+        // One permit for each sequence.
         drop(self.permits.pop());
         if *index == 0 {
             self.counts.cached_tokens += stats.num_cached_tokens;
@@ -276,15 +277,15 @@ impl Generation {
         self.note.cut(&message);
         Err(match error_kind {
             _ if self.app.is_draining() => ApiError::unavailable(message),
-            // Who sends it again gets the same.
+            // A retry would have the same result.
             Some(ErrorKind::InvalidRequest) => ApiError::cannot_go_on(message),
             _ => ApiError::internal(message),
         })
     }
 }
 
-/// Bytes of a token of a non-streamed answer: itself, and each of its log-probabilities with its text,
-/// first as a value and then as JSON.
+/// Memory for a token of a non-streamed answer: the token, and each of its log-probabilities with its text,
+/// once as a value and once as JSON.
 fn kept_bytes(logprobs: Option<&TokenLogprobs>) -> usize {
     const TOKEN_BYTES: usize = 64;
     const LOGPROB_BYTES: usize = 320;
@@ -313,14 +314,14 @@ pub(super) struct Totals {
     pub(super) num_prompt_tokens: usize,
     pub(super) num_output_tokens: usize,
     pub(super) num_cached_tokens: usize,
-    /// Of these, read from files, and copied from memory of the host.
+    /// Of these, tokens that were read from files, and tokens that were copied from host memory.
     pub(super) num_disk_tokens: usize,
     pub(super) num_host_tokens: usize,
-    /// Whether reasoning is separated from the rest of the output.
+    /// Whether reasoning is separate from the rest of the output.
     pub(super) counts_reasoning: bool,
     /// Output tokens that are reasoning.
     pub(super) num_reasoning_tokens: usize,
-    /// The longest times of a sequence, all preemptions, and all drafted tokens.
+    /// The largest times of any sequence, and the sums of preemptions and drafted tokens.
     pub(super) slowest: SequenceStats,
 }
 

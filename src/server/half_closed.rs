@@ -1,7 +1,8 @@
 //! Clients that close their half of a connection after a request, and still wait for its answer.
 //!
-//! The same is seen of one that has gone. They differ in what happens to bytes that are sent to them: a system
-//! whose program has gone resets the connection. So where nothing was sent yet, an interim answer goes out, which every
+//! A disconnected client looks the same. The difference shows when bytes are sent: the system of a program
+//! that has gone resets the connection. So if nothing was sent yet, the server sends an interim answer, which
+//! every HTTP/1.1 client has to ignore. If an answer has begun, its own bytes serve as the probe.
 //! client of HTTP/1.1 has to pass over; where an answer is on its way, its own bytes ask.
 
 use std::pin::Pin;
@@ -13,16 +14,16 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
-/// What every client has to pass over.
+/// An interim answer, which every client has to ignore.
 const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
-/// How often is looked for a reset.
+/// Interval of looking for a reset.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// Time for a request that came together with the end to be read.
+/// Time to read a request that came together with the end.
 const READING_TIME: Duration = Duration::from_millis(100);
-/// Longest time in which nothing asks, of an answer that has begun.
+/// Longest time without a probe after an answer has begun.
 const MAX_SILENCE: Duration = Duration::from_secs(5);
 
-/// Whether a request of a connection was read as a whole, and its answer is not at its end.
+/// Whether a request of the connection was read completely and its answer has not ended.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Answering(Arc<AtomicBool>);
 
@@ -40,9 +41,9 @@ impl Answering {
     }
 }
 
-/// What follows the end of what a client sends.
+/// A connection whose client has closed its half.
 pub(super) struct HalfClosed {
-    /// When the end came, or something was sent since.
+    /// When the end came, or when something was last sent.
     latest: Instant,
     has_asked: bool,
     next_look: Pin<Box<Sleep>>,
@@ -54,13 +55,13 @@ impl HalfClosed {
         Self { latest, has_asked: false, next_look: Box::pin(tokio::time::sleep_until(latest + INTERVAL)) }
     }
 
-    /// Something was sent.
+    /// Notes that something was sent.
     pub(super) fn note_sent(&mut self) {
         self.latest = Instant::now();
     }
 
-    /// Waits until the connection can be closed: when no answer is pending, or its client is gone.
-    /// `may_ask` is whether nothing of an answer was sent yet.
+    /// Waits until the connection can be closed: when no answer is pending, or the client is gone. `may_ask`
+    /// is true if no byte of an answer was sent yet.
     pub(super) fn poll_over(
         &mut self,
         stream: &TcpStream,
@@ -81,7 +82,7 @@ impl HalfClosed {
             }
             if answering.is_on() && may_ask && !self.has_asked {
                 self.has_asked = true;
-                // If it cannot be sent, a look finds out why.
+                // If it cannot be sent, the next check finds out why.
                 let _ = stream.try_write(INTERIM);
             }
             ready!(self.next_look.as_mut().poll(cx));

@@ -1,8 +1,8 @@
-//! What became of requests: a bounded memory of the latest ones, for `GET /v1/requests/{id}`.
+//! The outcome of the latest requests, for `GET /v1/requests/{id}`.
 //!
-//! A record has counts, times and parameters; no text of a prompt or an answer. It belongs to the API key
-//! that the request came with, and no other key finds it. A new record replaces an old one of the key with the
-//! most (`ring.rs`), also if its request still runs.
+//! A record has counts, times and parameters, but no text of a prompt or an answer. It belongs to the API key
+//! of its request, and no other key finds it. A new record replaces an old one of the key with the most
+//! records (`ring.rs`), even if that request is still running.
 
 mod ring;
 
@@ -25,28 +25,28 @@ pub(super) struct History {
     records: Mutex<Ring>,
 }
 
-/// How a request is called, and whose it is.
+/// A request's ids and its owner.
 #[derive(Debug, Clone)]
 pub(super) struct Identity {
     /// The id in the answer.
     pub(super) id: String,
-    /// The id in the header of the answer.
+    /// The id in the answer's header.
     pub(super) request_id: Arc<str>,
     pub(super) caller: Caller,
-    /// What kind of answer it has.
+    /// The type of the answer.
     pub(super) object: &'static str,
     /// In seconds since 1970.
     pub(super) created: u64,
 }
 
-/// What is known of one HTTP request.
+/// The record of one HTTP request.
 #[derive(Debug)]
 pub(super) struct Record {
     identity: Identity,
     is_stream: bool,
     has_cache_salt: bool,
-    /// Of the first prompt; those of the others differ at most in how long they may get. Without what can be
-    /// large.
+    /// Parameters of the first prompt, without those that can be large. The other prompts differ at most in
+    /// their token limit.
     params: SamplingParams,
     num_stop_strings: usize,
     num_logit_biases: usize,
@@ -57,27 +57,27 @@ pub(super) struct Record {
 #[derive(Debug)]
 struct PromptRecord {
     num_tokens: usize,
-    /// How far it is; none before its first step.
+    /// The progress of the prompt; `None` before its first step.
     progress: Mutex<Option<PromptProgress>>,
-    /// By index; none while the sequence runs.
+    /// By index; `None` while the sequence runs.
     ends: Mutex<Vec<Option<End>>>,
 }
 
 #[derive(Debug, Clone)]
 struct End {
-    /// None if the client left.
+    /// `None` if the client disconnected.
     reason: Option<FinishReason>,
     has_matched_stop: bool,
     stats: SequenceStats,
 }
 
 impl History {
-    /// Room for this many requests.
+    /// Keeps at most this many records.
     pub(super) fn new(capacity: usize) -> Self {
         Self { capacity, records: Mutex::default() }
     }
 
-    /// Begins the record of a request; none if nothing is remembered.
+    /// Begins the record of a request; `None` if no records are kept.
     pub(super) fn begin(
         &self,
         identity: Identity,
@@ -111,7 +111,7 @@ impl History {
         Some(record)
     }
 
-    /// The latest request of this caller with this id in the answer or in the header.
+    /// Finds the latest request of this caller with this id in the answer or in its header.
     pub(super) fn find(&self, id: &str, caller: Caller) -> Option<Arc<Record>> {
         let is_it = |record: &&Arc<Record>| {
             let identity = &record.identity;
@@ -130,19 +130,19 @@ impl Record {
         self.prompts.len() * self.params.n
     }
 
-    /// More of a prompt is computed.
+    /// Sets the progress of a prompt.
     pub(super) fn set_progress(&self, prompt: usize, progress: PromptProgress) {
         if let Some(prompt) = self.prompts.get(prompt) {
             *prompt.progress() = Some(progress);
         }
     }
 
-    /// A token was generated.
+    /// Counts a generated token.
     pub(super) fn count_token(&self) {
         self.num_output_tokens.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A sequence has ended.
+    /// Records the end of a sequence.
     pub(super) fn end(
         &self,
         prompt: usize,
@@ -154,7 +154,7 @@ impl Record {
         self.set_end(prompt, index, End { reason: Some(reason), has_matched_stop, stats: *stats });
     }
 
-    /// An unfinished one has no waiting time.
+    /// Marks unfinished sequences as aborted. They have no times.
     pub(super) fn abandon(&self) {
         for (prompt, record) in self.prompts.iter().enumerate() {
             let num_sequences = record.ends().len();
@@ -172,9 +172,9 @@ impl Record {
         }
     }
 
-    /// The record for its owner. What the cache has instead of a token of this prompt is another
-    /// request's, and so is where the two differ: unless all requests are the same owner's, it is reported in blocks, as
-    /// counts of cached tokens are.
+    /// The record for its owner. If the cache has another token at a position of this prompt, that token is
+    /// another request's, and the position reveals it. So unless all requests have the same owner, positions
+    /// are rounded to blocks, as counts of cached tokens are.
     pub(super) fn describe(
         &self,
         tokenizer: Option<&Tokenizer>,
@@ -186,7 +186,7 @@ impl Record {
         let explain =
             Explanation { tokenizer, block_size, is_only_caller, has_cache_salt: self.has_cache_salt };
         let prompts = self.prompts.iter().zip(&ends).enumerate().map(|(number, (prompt, ends))| {
-            // The sequences of a prompt share its computation; the first one to end knows of it.
+            // The sequences of a prompt share its computation. The first one that ends has the statistics.
             let stats = ends.iter().flatten().map(|end| &end.stats).find(|stats| stats.prefix_miss.is_some());
             json!({
                 "index": number,
@@ -219,7 +219,7 @@ impl Record {
         })
     }
 
-    /// What was in effect. Stop strings are the client's text, so only their number is here.
+    /// The effective parameters. Stop strings are the client's text, so only their number is given.
     fn params(&self) -> Value {
         let mut fields = sampling::in_effect(&self.params);
         fields.insert("num_stop_strings".to_owned(), self.num_stop_strings.into());
@@ -238,7 +238,7 @@ impl PromptRecord {
     }
 }
 
-/// One word for the whole request.
+/// The state of the whole request, in one word.
 fn state<'a>(ends: impl Iterator<Item = &'a Option<End>>) -> &'static str {
     let mut state = "finished";
     for end in ends {
@@ -275,7 +275,7 @@ fn sequence(index: usize, end: Option<&End>) -> Value {
     })
 }
 
-/// Puts a miss into words.
+/// Explains a miss of the prefix cache.
 struct Explanation<'a> {
     tokenizer: Option<&'a Tokenizer>,
     block_size: usize,
@@ -296,7 +296,7 @@ impl Explanation<'_> {
                 "short_prompt",
                 format!(
                     "only full blocks of {block_size} tokens are cached, and the last token of a prompt is \
-                     always computed: a prompt of {} tokens has no block that could be found",
+                     always computed: a prompt of {} tokens has no block to look up",
                     stats.num_prompt_tokens
                 ),
             ),
@@ -306,16 +306,13 @@ impl Explanation<'_> {
             ),
             PrefixMiss::Block { start, reason: BlockMiss::Evicted } => (
                 "evicted",
-                format!(
-                    "the block at token {start} was cached, and its memory was needed for other requests"
-                ),
+                format!("the block at token {start} was cached and then evicted for other requests"),
             ),
             PrefixMiss::Block { start, reason: BlockMiss::OtherGrouping } => (
                 "other_form",
                 format!(
-                    "the block at token {start} is cached, but some of its tokens were generated or stood at the \
-                     end of a \
-                     shorter prompt; this model computes the tokens of a prompt in another way"
+                    "the block at token {start} is cached, but some of its tokens were generated or were at the \
+                     end of a shorter prompt; this model computes the tokens of a prompt in another way"
                 ),
             ),
             PrefixMiss::Block { start, reason: BlockMiss::Unseen } => ("unseen", self.unseen(start)),
@@ -393,7 +390,7 @@ mod tests {
         assert_eq!([find("a", 1), find("b", 1), find("c", 1)], [false, true, true]);
         assert!(find("header-c", 1));
         assert!(!find("c", 0) && !find("", 1));
-        // A request with many sequences replaces others.
+        // A request with many sequences replaces several records.
         let params = SamplingParams { n: 15, ..SamplingParams::default() };
         history.begin(identity("d", 1), &[Request::new(vec![1], params)], false).unwrap();
         history.begin(identity("e", 1), &[Request::default()], false).unwrap();
@@ -414,7 +411,7 @@ mod tests {
         record.end(0, 0, FinishReason::Stop, true, &stats);
         assert_eq!(state(&record), "running");
         record.end(0, 1, FinishReason::Length, false, &stats);
-        // What has ended stays as it ended.
+        // Ended sequences do not change.
         record.abandon();
         let value = record.describe(None, 32, true);
         assert_eq!(
@@ -445,7 +442,7 @@ mod tests {
         let (token, cached) = (json!({"id": 4, "text": null}), json!({"id": 9, "text": null}));
         assert_eq!(own["first_difference"], json!({"position": 11, "token": token, "cached_token": cached}));
         assert!(own["message"].as_str().unwrap().contains("at position 11;"), "{own}");
-        // All differences within the block are reported alike.
+        // Within a block, all differences give the same report.
         let other = explain(false);
         assert_eq!(other["first_difference"], json!({"position": 8, "token": null, "cached_token": null}));
         assert!(other["message"].as_str().unwrap().contains("positions 8 to 11;"), "{other}");
@@ -469,12 +466,12 @@ mod tests {
         }
         assert!(find("a", 1) && find("b", 1) && find("loud-1099", 2) && find("loud-1092", 2));
         assert!(!find("loud-1091", 2), "two records are another's");
-        // One that is large replaces its sender's own, and so do many names after one key.
+        // A large request replaces records of its own key, and so do many names of one key.
         begin("wide", 2, 2, 70);
         assert!(find("a", 1) && find("b", 1) && find("wide", 2) && !find("loud-1092", 2));
         (0..100).for_each(|number| begin(&format!("named-{number}"), 3, 100 + number, 1));
         assert!(find("a", 1) && find("b", 1) && find("named-99", 3));
-        // Of those with as much, the oldest record goes.
+        // Of owners with equally many, the one with the oldest record loses it.
         let history = History::new(2);
         for (id, caller) in [("x", 1), ("y", 2), ("z", 3)] {
             history.begin(identity(id, caller), &[Request::default()], false).unwrap();

@@ -1,10 +1,10 @@
-//! Protection of a server without keys from web pages.
+//! Protects a server without keys from web pages.
 //!
-//! A page may let its own name lead to this machine and then asks as if the server were its own (DNS
-//! rebinding): the browser sees one origin and sends no question before. The name stays in the header `Host`.
-//! So a server that only this machine can reach, and that has no keys, answers only to names that no page on the
-//! Internet can have. With keys, a page would have to know one; and a server on a network has names that
-//! are not known here.
+//! A page can make its own host name resolve to this machine and then send requests as if the server were its
+//! own (DNS rebinding). The browser sees one origin and sends no preflight request. The name is still in the
+//! header `Host`. So a server without keys that only this machine can reach answers only to names that no
+//! page on the Internet can have. With keys, a page would have to know one. A server on a network has names
+//! that it does not know.
 
 use std::net::IpAddr;
 
@@ -13,12 +13,12 @@ use axum::http::header::HOST;
 
 use super::cors::Origin;
 
-/// Ends of names that are given within a network only (RFC 6761, RFC 6762, RFC 8375, and ICANN's for private use,
-/// which is how containers call the machine that they run on).
+/// Suffixes of names that resolve only within a network (RFC 6761, RFC 6762, RFC 8375, and ICANN's for
+/// private use, with which containers name their host).
 const PRIVATE: [&str; 4] = [".localhost", ".local", ".home.arpa", ".internal"];
 
-/// Whether the request was sent to a private name, to an address, or to a host whose pages are let in. What has no
-/// such header was not sent by a browser.
+/// Whether the request was sent to a private name, to an address, or to a host whose pages are allowed. A
+/// request without the header `Host` was not sent by a browser.
 pub(super) fn is_own(headers: &HeaderMap, own_name: &str, allowed: &[Origin]) -> bool {
     let Some(host) = headers.get(HOST) else { return true };
     let Ok(host) = host.to_str() else { return false };
@@ -28,7 +28,7 @@ pub(super) fn is_own(headers: &HeaderMap, own_name: &str, allowed: &[Origin]) ->
     let name = without_port(host);
     let address = name.trim_start_matches('[').trim_end_matches(']');
     let name = name.trim_end_matches('.').to_ascii_lowercase();
-    // Names of one part belong to this machine or its network.
+    // Names without a dot belong to this machine or its network.
     let is_private = !name.is_empty() && !name.contains('.') || PRIVATE.iter().any(|end| name.ends_with(end));
     address.parse::<IpAddr>().is_ok()
         || is_private && !name.contains([':', '[', ']'])
@@ -37,7 +37,7 @@ pub(super) fn is_own(headers: &HeaderMap, own_name: &str, allowed: &[Origin]) ->
 
 fn without_port(host: &str) -> &str {
     match host.rsplit_once(':') {
-        // In an address of many colons, the last one is no port unless brackets say so.
+        // In an IPv6 address without brackets, the last colon does not begin a port.
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) && is_closed(name) => name,
         _ => host,
     }

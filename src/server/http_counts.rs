@@ -1,9 +1,9 @@
-//! Answers by path and status. What clients send does not become a label: unknown paths are one.
+//! Answers by path and status. Labels never contain what a client sent: all unknown paths have one label.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-/// The paths that are counted by themselves; what stands in braces is anything.
+/// The paths with their own counters. A name in braces stands for any segment.
 pub(super) const PATHS: [&str; 33] = [
     "/",
     "/api/chat",
@@ -41,12 +41,12 @@ pub(super) const PATHS: [&str; 33] = [
 ];
 const OTHER: &str = "other";
 
-/// How many answers there were.
+/// The number of answers.
 #[derive(Debug, Default)]
 pub(super) struct HttpCounts(Mutex<BTreeMap<(&'static str, u16), u64>>);
 
 impl HttpCounts {
-    /// An answer is complete or aborted.
+    /// Counts an answer that is complete or aborted.
     pub(super) fn count(&self, path: &str, status: u16) {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *counts.entry((label(path), status)).or_default() += 1;
@@ -67,7 +67,7 @@ fn label(path: &str) -> &'static str {
         }
         None => path == known,
     };
-    // Names in full come before those with something in braces, and of these the ones that say more.
+    // Exact paths come before those with braces; among these, the longer ones come first.
     let known = PATHS.into_iter().filter(|known| is_same(known));
     known.max_by_key(|known| (!known.contains('{'), known.len())).unwrap_or(OTHER)
 }

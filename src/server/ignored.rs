@@ -1,38 +1,38 @@
-//! Fields of a body that were not read: reported to their sender, and once in the log.
+//! Fields of a body that were not read. They are reported to their sender, and once in the log.
 //!
-//! What a client sends goes into a header and a log, so it is bounded and only plain characters stay.
+//! What a client sends goes into a header and a log, so it is shortened and only plain characters are kept.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::http::{HeaderName, HeaderValue};
 
-/// Names what the vocabulary has no token for and what is therefore no part of the prompt: bytes (`0x07`) and
-/// characters (`U+4E00`).
+/// Names the bytes (`0x07`) and characters (`U+4E00`) of a prompt for which the vocabulary has no token. They
+/// are dropped.
 pub(super) const DROPPED_HEADER: HeaderName = HeaderName::from_static("x-dropped-bytes");
-/// Names the fields of a request that mean nothing here.
+/// Names the fields of a request that have no meaning here.
 pub(super) const HEADER: HeaderName = HeaderName::from_static("x-ignored-fields");
-/// Most names that are reported of one request.
+/// Most names that are reported for one request.
 const MAX_NAMES: usize = 16;
 /// Most characters of a name.
 const MAX_CHARS: usize = 64;
-/// Most names that are logged in the life of the server.
+/// Most names that are logged during the server's life.
 const MAX_LOGGED: usize = 256;
 
-/// The fields that were left when a body was read.
+/// The fields of a body that were not read.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Ignored(Arc<Mutex<Found>>);
 
 #[derive(Debug, Default)]
 struct Found {
     names: Vec<String>,
-    /// The same without the indices of lists.
+    /// The same names without the indices of lists.
     known: HashSet<String>,
     num_more: usize,
 }
 
 impl Ignored {
-    /// A field that was not read. Of the items of a list, the first one that has it is reported.
+    /// Adds a field that was not read. Of the items of a list, only the first one with the field is reported.
     pub(super) fn add(&self, name: &str) {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '[' | ']');
         let name: String = name.chars().take(MAX_CHARS).map(|c| if is_plain(c) { c } else { '?' }).collect();
@@ -48,7 +48,7 @@ impl Ignored {
         }
     }
 
-    /// The names in their order, and after many of them how many there are more.
+    /// The names in their order. If there were too many, the last entry gives the number of the rest.
     pub(super) fn take(&self) -> Vec<String> {
         let mut found = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         found.names.sort_unstable();
@@ -72,7 +72,7 @@ pub(super) fn header(names: &[String]) -> Option<HeaderValue> {
     (!names.is_empty()).then(|| HeaderValue::from_str(&names.join(", ")).ok())?
 }
 
-/// Which names are in the log already.
+/// Names that are in the log already.
 #[derive(Debug, Default)]
 pub(super) struct LoggedNames(Mutex<HashSet<String>>);
 
@@ -97,7 +97,7 @@ impl LoggedNames {
         })
     }
 
-    /// What is to be logged of these names of fields, if anything.
+    /// The notice about ignored fields, if any of these names is new.
     pub(super) fn notice(&self, names: &[String]) -> Option<String> {
         let new = self.new_names(names);
         let (what, them) = match new.len() {

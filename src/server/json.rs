@@ -1,4 +1,4 @@
-//! JSON from strangers: bounded before it is kept, and read field by field with errors that name the field.
+//! JSON from clients: limited in size, and read field by field with errors that name the field.
 
 use indexmap::IndexMap;
 use serde_json::{Map, Value};
@@ -8,16 +8,16 @@ use super::error::ApiError;
 use super::ignored::Ignored;
 use super::values::{self, BodyValue, MapCharge};
 
-/// Bytes of a field that was not read yet.
+/// Memory for a field that was not read yet.
 const FIELD_BYTES: usize = size_of::<(u64, String, BodyValue)>();
 
-/// As many tokens as fit, in a field for a number of tokens.
+/// For a number of tokens: no limit but the context's.
 pub(super) const NO_LIMIT: usize = usize::MAX;
 
-/// Reads an object. Its fields are read when they are taken.
+/// Parses an object. Its fields are parsed when they are taken.
 pub(super) fn parse_object(body: impl Into<Vec<u8>>) -> Result<Fields, ApiError> {
     let mut body = body.into();
-    // Some editors and programs of Windows begin texts with a mark of their encoding.
+    // Some programs on Windows begin texts with a byte-order mark.
     if body.starts_with(b"\xef\xbb\xbf") {
         body.drain(..3);
     }
@@ -31,7 +31,7 @@ pub(super) fn parse_object(body: impl Into<Vec<u8>>) -> Result<Fields, ApiError>
     Fields::of(body, String::new())
 }
 
-/// Replaces halves of surrogate pairs, which clients send of texts that were cut there, by U+FFFD.
+/// Replaces lone surrogates by U+FFFD. Clients send them when they cut a text in the middle of a pair.
 fn with_whole_characters(body: &mut [u8]) {
     let is_half = |body: &[u8], offset: usize, second: &[u8]| {
         let digits = body.get(offset..offset + 6).and_then(|escape| escape.strip_prefix(b"\\u"));
@@ -60,7 +60,7 @@ fn with_whole_characters(body: &mut [u8]) {
 #[derive(Debug)]
 pub(super) struct Fields {
     fields: IndexMap<String, BodyValue>,
-    /// Where the object is in the body, with a dot at the end; empty for the body itself.
+    /// The object's path in the body, with a dot at the end; empty for the body itself.
     path: String,
     /// Receives fields that were not read.
     ignored: Option<Ignored>,
@@ -78,7 +78,7 @@ impl Drop for Fields {
 }
 
 impl Fields {
-    /// The fields of a part that is an object.
+    /// The fields of a value that is an object.
     fn of(part: BodyValue, path: String) -> Result<Self, ApiError> {
         let mut fields = IndexMap::new();
         let mut charged = MapCharge::default();
@@ -93,7 +93,7 @@ impl Fields {
         Ok(Self { fields, path, ignored: None })
     }
 
-    /// An object that is inside the body, at `path`, whose unread fields are not reported.
+    /// The object at `path` inside the body. Its unread fields are not reported.
     pub(super) fn inside(part: impl Into<BodyValue>, path: &str) -> Result<Self, ApiError> {
         let part = part.into();
         match part.is_object() {
@@ -123,7 +123,8 @@ impl Fields {
         })
     }
 
-    /// Tells of the fields that are left when this is dropped, also of objects inside that are read from it.
+    /// Reports the fields that are unread when this is dropped, including those of objects that are read from
+    /// it.
     pub(super) fn telling(mut self, ignored: &Ignored) -> Self {
         self.ignored = Some(ignored.clone());
         self
@@ -134,29 +135,29 @@ impl Fields {
         self.ignored.as_ref()
     }
 
-    /// Where the object is in the body.
+    /// The object's path in the body.
     pub(super) fn own_path(&self) -> &str {
         self.path.strip_suffix('.').unwrap_or(&self.path)
     }
 
-    /// Whether the field is there and `null`, for the few of which that says more than nothing.
+    /// Whether the field is present and `null`. For the few fields where that differs from an absent field.
     pub(super) fn is_null(&self, name: &str) -> bool {
         self.fields.get(name).is_some_and(BodyValue::is_null)
     }
 
-    /// Takes fields that are known and change nothing, because the same is so without them.
+    /// Takes fields that are known and have no effect.
     pub(super) fn pass(&mut self, names: &[&str]) {
         names.iter().for_each(|name| drop(self.fields.swap_remove(*name)));
     }
 
-    /// Takes the whole object, which has no effect here, and reports it once, with its name.
+    /// Takes the whole object, which has no effect here, and reports it once by its name.
     pub(super) fn leave_out(mut self, kind: &str) {
         if let Some(ignored) = self.ignored.take() {
             ignored.add(&format!("{}{kind}", self.path));
         }
     }
 
-    /// Tells that what was taken out of the field `name` means nothing here.
+    /// Reports that the field `name` has no meaning here.
     pub(super) fn report(&self, name: &str) {
         if let Some(ignored) = &self.ignored {
             ignored.add(&self.path(name));
@@ -194,20 +195,21 @@ impl Fields {
         self.typed(name, "true or false", |value| value.as_bool())
     }
 
-    /// A whole number of at least 0.
+    /// An integer of at least 0.
     pub(super) fn unsigned(&mut self, name: &str) -> Result<Option<usize>, ApiError> {
         self.count(name, 0)
     }
 
-    /// The same where `least` is the least that is valid, which errors name. What is less, and not negative, is refused
-    /// with the other limits.
+    /// The same, where `least` is the smallest valid value, for the error message. Smaller values that are
+    /// not negative are refused later, with the other limits.
     pub(super) fn count(&mut self, name: &str, least: usize) -> Result<Option<usize>, ApiError> {
         self.typed(name, &format!("an integer of at least {least}"), |value| {
             whole(value).and_then(|value| usize::try_from(value).ok())
         })
     }
 
-    /// A number of tokens to generate, or −1 for as many as fit: [`NO_LIMIT`]. `least` is as in [`Self::count`].
+    /// A number of tokens to generate, or −1 for the rest of the context: [`NO_LIMIT`]. `least` is as in
+    /// [`Self::count`].
     pub(super) fn limit(&mut self, name: &str, least: usize) -> Result<Option<usize>, ApiError> {
         let expected = format!("an integer of at least {least}, or -1 for the rest of the context");
         self.typed(name, &expected, |value| match whole(value) {
@@ -216,7 +218,7 @@ impl Fields {
         })
     }
 
-    /// An integer of 64 bits, with a sign or without one.
+    /// A signed or unsigned 64-bit integer.
     pub(super) fn integer(&mut self, name: &str) -> Result<Option<i128>, ApiError> {
         self.typed(name, &format!("an integer from {} to {}", i64::MIN, u64::MAX), whole)
     }
@@ -255,12 +257,12 @@ impl Fields {
         convert(&value).map(Some).ok_or_else(|| wrong_type(self.path(name), &value, expected))
     }
 
-    /// The name of a field that was not read.
+    /// The name of a field that is not read yet.
     pub(super) fn first(&self) -> Option<&str> {
         self.fields.iter().find(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str())
     }
 
-    /// What `find` says of the value at a path such as `text.format`, which stays.
+    /// The result of `find` for the value at a path such as `text.format`. The value is not taken.
     ///
     /// # Errors
     /// 429 or 413 if there is no memory for it.
@@ -285,7 +287,7 @@ impl Fields {
         }
     }
 
-    /// What is left.
+    /// The remaining fields.
     ///
     /// # Errors
     /// 429 or 413 if there is no memory for it.
@@ -300,22 +302,22 @@ impl Fields {
     }
 }
 
-/// A whole number, however it is written: 2.0 is 2.
+/// An integer, in any notation: 2.0 is 2.
 fn whole(value: &Value) -> Option<i128> {
-    /// Up to here a double is exact.
+    /// Up to here, every integer is exact as a double.
     const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
     let number = value.as_number()?;
     let exact = || number.as_f64().filter(|number| number.fract() == 0.0 && number.abs() <= MAX_EXACT);
     number.as_i128().or_else(|| exact().map(|number| number as i128))
 }
 
-/// 400: the value is of another type.
+/// 400: the value has another type.
 pub(super) fn wrong_type(path: String, value: &Value, expected: &str) -> ApiError {
     let message = format!("{path} is {}, expected {expected}", describe(value));
     ApiError::invalid(path, message)
 }
 
-/// 400: the value is no list of token ids. Of a list, the error has the first item that is none.
+/// 400: the value is not a list of token ids. If it is a list, the error names its first invalid item.
 pub(super) fn wrong_token_ids(path: String, value: &Value) -> ApiError {
     let is_wrong = |item: &&Value| item.as_u64().is_none_or(|id| id > u64::from(u32::MAX));
     let mut items = value.as_array().into_iter().flatten().enumerate();

@@ -1,10 +1,11 @@
-//! API keys: those that were given, and those of a file that is read again on demand.
+//! API keys: those from flags, and those of a file that can be reloaded.
 //!
-//! Every key has a number for as long as the server lives, also if it goes and comes back, so that what belongs
-//! to one key never becomes another's. No error contains a key.
+//! Every key keeps its number for the life of the server, even if it is removed and added again. So what
+//! belongs to one key never becomes another's. No error contains a key.
 //!
-//! Keys are found by their digests under a secret of this process. This many take no longer than few, and how long it takes
-//! reveals nothing of a key: no client can choose how much of a digest is right.
+//! Keys are found by their digest under a secret of this process. So a look-up takes the same time for many
+//! keys as for few. Its time reveals nothing about a key, because a client cannot choose how much of a digest
+//! matches.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -15,15 +16,15 @@ use ring::{hmac, rand};
 use tinyvllm::engine::Weight;
 use tinyvllm::{Error, Result};
 
-/// Bytes of a file of keys.
+/// Limit on the size of a key file.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
-/// Whether it separates words. Files that were joined have byte-order marks on any line.
+/// Whether the character separates words. After files were joined, any line can have a byte-order mark.
 fn is_space(character: char) -> bool {
     character.is_whitespace() || character == '\u{feff}'
 }
 
-/// A key and the weight of the client that has it.
+/// A key and its client's weight.
 #[derive(Clone, PartialEq, Eq)]
 struct Key {
     secret: String,
@@ -33,27 +34,27 @@ struct Key {
 /// The digest of a key.
 type Digest = [u8; 32];
 
-/// The keys that are valid now.
+/// The valid keys.
 pub(super) struct Keys {
     secret: hmac::Key,
     found: HashMap<Digest, FoundKey>,
-    /// How many there ever were.
+    /// The number of keys that were ever valid.
     num_known: usize,
 }
 
-/// A key that a request came with.
+/// The key of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FoundKey {
     pub(super) number: usize,
     pub(super) weight: Weight,
 }
 
-/// Where keys come from, and what was read there last. A look-up uses a snapshot.
+/// The sources of keys, and the keys that were read last. A look-up uses a snapshot.
 pub(super) struct KeyRing {
     given: Vec<String>,
     file: Option<PathBuf>,
     secret: hmac::Key,
-    /// The numbers of all that ever were valid. Held while keys are read, and never during a look-up.
+    /// The numbers of all keys that were ever valid. Locked while keys are read, never during a look-up.
     known: Mutex<HashMap<Digest, usize>>,
     current: Mutex<Arc<Keys>>,
 }
@@ -65,10 +66,10 @@ impl std::fmt::Debug for KeyRing {
 }
 
 impl KeyRing {
-    /// Reads the keys.
+    /// Reads the keys for the first time.
     ///
     /// # Errors
-    /// If a key is empty, the file cannot be read, or a line of it is no key.
+    /// If a key is empty, the file cannot be read, or one of its lines is not a key.
     pub(super) fn open(given: &[String], file: Option<&Path>) -> Result<Self> {
         let secret = hmac::Key::generate(hmac::HMAC_SHA256, &rand::SystemRandom::new())
             .map_err(|_| Error::internal("the system's random generator failed"))?;
@@ -84,15 +85,15 @@ impl KeyRing {
         Ok(ring)
     }
 
-    /// Whether there is a file to read again.
+    /// Whether there is a file to reload.
     pub(super) fn has_file(&self) -> bool {
         self.file.is_some()
     }
 
-    /// Reads the file again; returns how many keys there are now.
+    /// Reloads the file. Returns the number of keys.
     ///
     /// # Errors
-    /// As [`Self::open`]; then the keys stay as they are.
+    /// As [`Self::open`]. The old keys stay valid then.
     pub(super) fn read(&self) -> Result<usize> {
         let mut keys: Vec<Key> = Vec::new();
         for text in &self.given {
@@ -109,7 +110,7 @@ impl KeyRing {
                 .map_err(|source| Error::io(format_args!("cannot read {}", path.display()), source))?;
             let found = parse_file(&text, path)?;
             if found.is_empty() {
-                // An empty file must not mean a server without keys.
+                // An empty file must not open the server to everybody.
                 return Err(Error::invalid_request(format!("{} has no key", path.display()))
                     .with_hint("write one key a line"));
             }
@@ -125,7 +126,7 @@ impl KeyRing {
         }
         let num_keys = found.len();
         let keys = Arc::new(Keys { secret: self.secret.clone(), found, num_known: known.len() });
-        // What was valid before is freed outside of the lock.
+        // The old keys are freed outside of the lock.
         let before = std::mem::replace(&mut *self.lock_current(), keys);
         drop(before);
         Ok(num_keys)
@@ -141,17 +142,17 @@ impl KeyRing {
 }
 
 impl Keys {
-    /// Whether none is needed.
+    /// Whether no key is needed.
     pub(super) fn is_empty(&self) -> bool {
         self.found.is_empty()
     }
 
-    /// How many there ever were, those that went included.
+    /// The number of keys that were ever valid, including removed ones.
     pub(super) fn num_known(&self) -> usize {
         self.num_known
     }
 
-    /// The key that was given, if it is one.
+    /// Finds a key.
     pub(super) fn find(&self, given: &[u8]) -> Option<FoundKey> {
         self.found.get(&digest(&self.secret, given)).copied()
     }
@@ -163,7 +164,7 @@ fn digest(secret: &hmac::Key, key: &[u8]) -> Digest {
     digest
 }
 
-/// One key a line, with its weight after it if that is not 1: `KEY weight=2`. What begins with `#` is a comment.
+/// One key a line, optionally with a weight: `KEY weight=2`. A word that begins with `#` starts a comment.
 fn parse_file(text: &str, path: &Path) -> Result<Vec<Key>> {
     let mut keys = Vec::new();
     for (line, text) in (1..).zip(text.lines()) {
@@ -179,7 +180,7 @@ fn parse_file(text: &str, path: &Path) -> Result<Vec<Key>> {
                     path.display()
                 ))
                 .with_hint(format!(
-                    "write one key a line, and after it, for another weight than 1, weight=N \
+                    "write one key a line, followed by weight=N for a weight other than 1, \
                      with N from 1 to {}; comments begin with #",
                     Weight::MAX
                 ))
@@ -213,7 +214,7 @@ mod tests {
         check("# ours\na weight=20\n  # theirs\nb # until May\n#c\n", &[("a", 20), ("b", 1)]);
         check("a#b\n", &[("a#b", 1)]);
         check("# nothing\n\n", &[]);
-        // The last line of a file that was joined without an end of it.
+        // A joined file whose last line has no line break.
         for wrong in
             ["a\u{feff}b", "a b", "a weight=0", "a weight=1001", "a weight=x", "a weight = 2", "a weight=-1"]
         {
@@ -246,7 +247,7 @@ mod tests {
         check(b"gamma", Some((2, 3)));
         check(b"delta", Some((3, 1)));
         assert!(before.find(b"beta").is_some(), "a look-up from before still sees it");
-        // What cannot be read changes nothing, and a key that comes back has its old number.
+        // If the file cannot be read, nothing changes. A key that comes back has its old number.
         std::fs::write(file.path(), "# none\n").unwrap();
         assert!(ring.read().unwrap_err().message().contains("has no key"));
         check(b"delta", Some((3, 1)));
@@ -275,10 +276,10 @@ mod tests {
             });
             times.min().unwrap()
         };
-        // A time that grows with the square would be 400 times as long.
+        // Quadratic time would be 400 times as long.
         let (few, many) = (time(1_000), time(20_000));
         assert!(many < few * 150, "{few:?} and {many:?}");
-        // Who reads keys holds this for as long as it takes.
+        // A reload holds this lock while it reads.
         let reading = ring.known.lock().unwrap();
         assert!(
             ring.current().find(b"alpha").is_some() && ring.current().find(b"round-1-00000000").is_none()

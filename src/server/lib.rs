@@ -1,10 +1,10 @@
-//! The HTTP server: an OpenAI endpoint above the engine.
+//! The HTTP server: an OpenAI-compatible endpoint for the engine.
 //!
 //! Only this module serves HTTP, and only `error.rs` in it picks status codes. The engine's thread never
-//! waits for a client: events come through a bounded channel (`generation.rs`), and a client that leaves or
-//! stops reading gives its request up. Everything that a client can make large is bounded before it is
-//! kept: connections, heads, unfinished requests, how far a stream may lag, and the memory of bodies and of all that is
-//! read from them, on one account (`account.rs`).
+//! waits for a client: events come through a bounded channel (`generation.rs`), and the request of a client
+//! that disconnects or stops reading is aborted. Everything that grows with client input has a limit:
+//! connections, request heads, unfinished requests, and the lag of a stream. The memory of bodies, and of
+//! everything that is read from them, is charged to one account (`account.rs`).
 
 mod access;
 mod account;
@@ -63,58 +63,58 @@ use tinyvllm::llm::{Llm, LoadProgress};
 use tinyvllm::{Error, Result};
 use tinyvllm_kernels::keep_little_free_memory;
 
-/// Threads that serve connections. They only pass things on; the engine needs the processors. With one, all
-/// tokens of a step cost one wake-up: measured with eight clients on two processors, it takes half the time for a
-/// token that two threads took together.
+/// Threads that serve connections. They only pass data on; the engine needs the processors. With one thread,
+/// all tokens of a step cost one wake-up: with eight clients on two processors, a token takes half the time
+/// that it takes with two threads.
 const NUM_WORKERS: usize = 1;
 /// Threads that parse, render and tokenize.
 const MAX_BLOCKING_THREADS: usize = 8;
-/// Time for the last bytes of answers to go out.
+/// Time to send the last bytes of answers.
 const FLUSH_TIME: Duration = Duration::from_secs(2);
 
-/// How the server behaves. The names are the flags'.
+/// The server's settings, named as the flags are.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
     /// The address to listen on.
     pub host: String,
     /// The port; 0 lets the system choose.
     pub port: u16,
-    /// Names of the model in requests and answers; the model's own if there are none.
+    /// Names of the model in requests and answers. If empty, the model's own name.
     pub served_model_names: Vec<String>,
-    /// Keys, one of which every request must have, except to `/health` and the chat page. Without keys, none
-    /// is needed.
+    /// API keys. Every request must have one of them, except requests to `/health` and the chat page. If
+    /// empty, no key is needed.
     pub api_keys: Vec<String>,
-    /// A file with further keys, one a line, and their weights. SIGHUP has it read again.
+    /// A file with further keys, one a line, and their weights. SIGHUP reloads it.
     pub api_key_file: Option<PathBuf>,
-    /// Trust the client name of a request, in `x-client-id` or `user`.
+    /// Trust the client's name in a request, in `x-client-id` or `user`.
     pub trust_client_ids: bool,
-    /// Web pages of these origins may use the server, in addition to its own.
+    /// Origins of web pages that may use the server, in addition to its own.
     pub allowed_origins: Vec<Origin>,
-    /// Requests with fields that mean nothing here are refused.
+    /// Refuse requests with fields that have no meaning here.
     pub strict_fields: bool,
     /// Longest body of a request.
     pub max_body_bytes: usize,
-    /// Bytes of memory that all requests together may take for what they send, and for the work on it.
+    /// Limit on the memory of all requests together, in bytes: what clients send, and the work on it.
     pub max_request_memory: usize,
-    /// Sequences that may wait for the engine, in addition to those that it runs.
+    /// Sequences that may wait for the engine, in addition to the running ones.
     pub max_waiting: usize,
-    /// Connections at once.
+    /// Most connections at once.
     pub max_connections: usize,
-    /// Connections at once from one address.
+    /// Most connections at once from one address.
     pub max_connections_per_address: usize,
-    /// How events of the prefix cache are published, if they are.
+    /// How events of the prefix cache are published; `None` for not at all.
     pub kv_events: Option<KvEventsConfig>,
-    /// Requests of which it is remembered what became of them.
+    /// Number of requests whose outcome is kept.
     pub request_history: usize,
-    /// Responses that are kept for each key, for requests that go on from there; 0 for none.
+    /// Number of responses that are kept for each key, so that later requests can continue them; 0 for none.
     pub responses_memory: usize,
-    /// Time for the head of a request to arrive, and for a connection to be idle.
+    /// Time for the head of a request to arrive, and for which a connection may be idle.
     pub header_timeout: Duration,
     /// Time for the body of a request to arrive.
     pub body_timeout: Duration,
-    /// Time that a client may take nothing of what is sent to it.
+    /// Time for which a client may read nothing of what is sent to it.
     pub write_timeout: Duration,
-    /// Time for running requests to end when the server stops.
+    /// Time for running requests to end after the server is stopped.
     pub shutdown_timeout: Duration,
 }
 
@@ -146,18 +146,19 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// What [`Self::max_request_memory`] is to be where this many bytes are free: an eighth of them, at least 64 MiB.
+    /// The default of [`Self::max_request_memory`] with this many free bytes: an eighth of them, at least 64
+    /// MiB.
     #[must_use]
     pub fn usual_request_memory(free_bytes: u64) -> usize {
         account::default_bytes(free_bytes)
     }
 }
 
-/// Reads JSON as the server does, with what is charged for it, in bytes. For the test of these charges, whose allocator
-/// counts.
+/// Parses JSON as the server does. Returns also the bytes that were charged. The test of these charges has an
+/// allocator that counts.
 ///
 /// # Errors
-/// If it is not JSON, or takes more than `limit` bytes.
+/// If it is not JSON, or needs more than `limit` bytes.
 #[doc(hidden)]
 pub fn read_charged(text: &[u8], limit: usize) -> Result<(serde_json::Value, usize)> {
     let charge = account::Charge::new(&Arc::new(account::RequestMemory::new(limit)));
@@ -168,7 +169,7 @@ pub fn read_charged(text: &[u8], limit: usize) -> Result<(serde_json::Value, usi
     }
 }
 
-/// Unpacks a body as the server does, up to this many bytes. For fuzzing.
+/// Unpacks a body as the server does, up to `limit` bytes. For fuzzing.
 ///
 /// # Errors
 /// If it is not gzip, or beyond a limit.
@@ -180,41 +181,41 @@ pub fn unpack_body(packed: &[u8], limit: usize) -> Result<Vec<u8>> {
     body.map(|body| body.bytes).map_err(|error| Error::invalid_request(error.body().to_string()))
 }
 
-/// How the server's life ended.
+/// How the server ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
     /// It was stopped, and every answer was complete or ended with an error.
     Drained,
-    /// It was stopped twice. Answers may be cut off.
+    /// It was stopped twice. Answers may be incomplete.
     AtOnce,
 }
 
-/// Something that happened in the life of the server.
+/// An event in the life of the server.
 #[derive(Debug, Clone, Copy)]
 pub enum Milestone<'a> {
-    /// The model is loaded; its summary, in a line or two.
+    /// The model is loaded; with a summary of a line or two.
     Ready(&'a str),
-    /// It is stopping and waits for running requests.
+    /// The server is stopping and waits for running requests.
     Draining,
-    /// The keys were read again; their number now.
+    /// The keys were reloaded; with their number.
     KeysRead(usize),
-    /// The keys could not be read again and are as they were.
+    /// The keys could not be reloaded, and the old ones are still valid.
     KeysKept(&'a Error),
 }
 
-/// Tells a server to stop, from any thread.
+/// Stops a server, from any thread.
 #[derive(Debug, Clone)]
 pub struct StopHandle(mpsc::UnboundedSender<()>);
 
 impl StopHandle {
-    /// The same as a signal: the first call drains, the second one stops at once.
+    /// Acts like a signal: the first call drains the server, the second one stops it at once.
     pub fn stop(&self) {
-        // A server that is gone has stopped.
+        // A send fails only if the server has already stopped.
         let _ = self.0.send(());
     }
 }
 
-/// A server that has its port. Binding comes first, so that a port in use is known before a model is
+/// A server with a bound port. Binding comes first, so that a port in use is an error before the model is
 /// loaded.
 #[derive(Debug)]
 pub struct Server {
@@ -227,15 +228,15 @@ pub struct Server {
     stopped: mpsc::UnboundedReceiver<()>,
 }
 
-/// Loads the model, telling how far it is.
+/// Loads the model and reports its progress.
 pub type Loader = Box<dyn FnOnce(&dyn LoadProgress) -> Result<Llm> + Send>;
 
 impl Server {
-    /// Takes the port.
+    /// Binds the port.
     ///
     /// # Errors
-    /// If the address is not one of this machine or the port is in use, the keys cannot be had, or the process may have too
-    /// few files open.
+    /// If the address is not one of this machine, the port is in use, the keys cannot be read, or the process
+    /// may have too few open files.
     pub fn bind(config: ServerConfig) -> Result<Self> {
         check(&config)?;
         let keys = KeyRing::open(&config.api_keys, config.api_key_file.as_deref())?;
@@ -246,7 +247,7 @@ impl Server {
                 std::io::ErrorKind::PermissionDenied => {
                     "ports below 1024 need privileges; choose another one with --port"
                 }
-                _ => "--host is an address or a name of this machine, such as 127.0.0.1 or 0.0.0.0",
+                _ => "--host must be an address or a name of this machine, such as 127.0.0.1 or 0.0.0.0",
             };
             Error::io(format_args!("cannot listen on {address}"), source).with_hint(hint)
         };
@@ -258,40 +259,41 @@ impl Server {
         Ok(Self { listener, address, config, descriptors, keys, stop, stopped })
     }
 
-    /// Where it listens.
+    /// The address and port that it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Names the model, which may be known only when its files are there: see [`ServerConfig::served_model_names`].
+    /// Sets the model's names, which may be known only after its files are downloaded: see
+    /// [`ServerConfig::served_model_names`].
     pub fn set_names(&mut self, names: Vec<String>) {
         self.config.served_model_names = names;
     }
 
-    /// Whether it has no keys and other machines can reach it.
+    /// Whether it has no keys and is reachable from other machines.
     #[must_use]
     pub fn is_open_to_others(&self) -> bool {
         self.keys.current().is_empty() && !self.address.ip().is_loopback()
     }
 
-    /// A notice for the operator: there are fewer connections than requested.
+    /// A notice for the operator if the limits of connections were lowered.
     #[must_use]
     pub fn notice(&self) -> Option<&str> {
         self.descriptors.notice.as_deref()
     }
 
-    /// A way to stop it.
+    /// A handle that stops the server.
     #[must_use]
     pub fn stop_handle(&self) -> StopHandle {
         StopHandle(self.stop.clone())
     }
 
-    /// Answers requests until the process is stopped (SIGTERM, SIGINT or the handle), while `load`
-    /// runs on a thread of its own. `on_milestone` is called on this thread.
+    /// Serves requests until it is stopped (by SIGTERM, SIGINT or the handle), while `load` runs on its own
+    /// thread. `on_milestone` is called on this thread.
     ///
     /// # Errors
-    /// If the model cannot be loaded or the engine fails. Waiting requests have been answered then.
+    /// If the model cannot be loaded or the engine fails. Waiting requests are answered before.
     pub fn run(
         self,
         load: Loader,
@@ -308,7 +310,7 @@ impl Server {
             .build()
             .map_err(|source| Error::io("start the server's threads", source))?;
         let result = runtime.block_on(self.serve(load, log, on_milestone));
-        // A load or a long prompt may still be in work; it is not awaited.
+        // A load or a long prompt may still be running; do not wait for it.
         runtime.shutdown_background();
         result
     }
@@ -360,7 +362,7 @@ impl Server {
         };
         let exit = match &error {
             Some(message) => {
-                // The engine has ended its requests with this message; the answers go out now.
+                // The engine has ended its requests with this message. Their answers are sent now.
                 app.set_failure(message);
                 let _ = tokio::time::timeout(FLUSH_TIME, app.idle()).await;
                 Exit::Drained
@@ -376,7 +378,8 @@ impl Server {
             }
         };
         if exit == Exit::Drained {
-            // No more are accepted. Idle connections close at once, others after what they are sending.
+            // No more connections are accepted. Idle ones close at once, others after the answer that they
+            // send.
             let _ = close.send(true);
             let _ = tokio::time::timeout(FLUSH_TIME, close.closed()).await;
         }
@@ -387,33 +390,34 @@ impl Server {
     }
 }
 
-/// Says so if the system starts no thread: those that connections are served with have no error.
+/// Fails if the system starts no thread. The runtime does not report this error for the threads that serve
+/// connections.
 fn check_threads() -> Result<()> {
     let failed = |source| {
         Error::io("start a thread", source).with_hint("allow more threads (ulimit -u) or memory (ulimit -v)")
     };
-    // It does nothing that could fail.
+    // The thread does nothing that could fail.
     let _ = std::thread::Builder::new().spawn(|| ()).map_err(failed)?.join();
     Ok(())
 }
 
-/// Reads the keys again, for new requests; running ones continue.
+/// Reloads the keys, for new requests; running ones continue.
 async fn read_keys(app: &Arc<App>, on_milestone: &mut dyn FnMut(Milestone<'_>)) {
     if !app.keys.has_file() {
-        let error = Error::invalid_request("the server has no key file to read again")
+        let error = Error::invalid_request("the server has no key file to reload")
             .with_hint("give keys in a file with --api-key-file");
         return on_milestone(Milestone::KeysKept(&error));
     }
     let reader = Arc::clone(app);
-    // A file may be far away.
+    // The file may be on a slow network drive.
     let result = tokio::task::spawn_blocking(move || reader.keys.read()).await;
-    match result.unwrap_or_else(|_| Err(Error::internal("reading the keys failed without a message"))) {
+    match result.unwrap_or_else(|_| Err(Error::internal("reloading the keys failed without a message"))) {
         Ok(num_keys) => on_milestone(Milestone::KeysRead(num_keys)),
         Err(error) => on_milestone(Milestone::KeysKept(&error)),
     }
 }
 
-/// Waits for running requests, and ends them when their time is over.
+/// Waits for running requests, and ends them after the time limit.
 async fn drain(app: &Arc<App>) {
     if tokio::time::timeout(app.config.shutdown_timeout, app.idle()).await.is_ok() {
         return;
@@ -423,13 +427,13 @@ async fn drain(app: &Arc<App>) {
         let error = Error::internal(format!(
             "the server is shutting down and the answer was not complete after {seconds} s"
         ));
-        // Waits for the end of a step, which may take a while.
+        // Waits for the end of a step, which can be long.
         let _ = tokio::task::spawn_blocking(move || model.llm.engine().fail_all(error)).await;
     }
     let _ = tokio::time::timeout(FLUSH_TIME, app.idle()).await;
 }
 
-/// Loads the model on a thread of its own; its summary comes when it is ready for requests.
+/// Loads the model on its own thread. Sends its summary when it is ready for requests.
 fn start_loading(
     load: Loader,
     app: Arc<App>,
@@ -444,7 +448,7 @@ fn start_loading(
                 [Some(llm.summary()), llm.expert_summary(), formats].into_iter().flatten().chain(notices);
             let summary = lines.collect::<Vec<_>>().join("\n");
             llm.engine().on_failure(move |error| {
-                // A server that is gone needs no news.
+                // The receiver is gone only if the server has ended.
                 let _ = fail.send(error.to_string());
             });
             if let Some(events) = &app.kv_events {

@@ -1,7 +1,8 @@
-//! Responses that are kept for later requests (`--responses-memory`): bounded for each API key in number and in bytes,
-//! the oldest forgotten first, and for all keys in bytes. Only the key that a response was made for finds it.
+//! Responses that are kept for later requests (`--responses-memory`). For each API key their number and bytes
+//! are limited, and for all keys their bytes. The oldest are evicted first. Only the key that made a response
+//! finds it.
 //!
-//! A response is kept with the whole conversation before it, so that what others forget cannot break it.
+//! A response is kept with the whole conversation before it, so that no eviction can break it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,22 +16,23 @@ use super::error::ApiError;
 use super::values;
 use tinyvllm::quoted;
 
-/// Most bytes of the responses of one key, with their conversations, as JSON.
+/// Most bytes of one key's responses, with their conversations, as JSON.
 const MAX_BYTES: usize = 64 << 20;
-/// Most bytes of the conversation before one, as JSON. It is held while the response is made, by all requests at once.
+/// Most bytes of the conversation before a response, as JSON. Every request holds it while its response is
+/// made.
 const MAX_INPUT_BYTES: usize = 4 << 20;
 
 /// The responses of all keys.
 #[derive(Debug)]
 pub(super) struct Memory {
     capacity: usize,
-    /// Of one key, and of all.
+    /// Limits for one key, and for all.
     max_bytes: usize,
     max_bytes_together: usize,
     shelves: Mutex<HashMap<usize, Shelf>>,
 }
 
-/// Those of one key, oldest first.
+/// The responses of one key, oldest first.
 #[derive(Debug, Default)]
 struct Shelf {
     responses: VecDeque<Arc<StoredResponse>>,
@@ -43,12 +45,12 @@ pub(super) struct StoredResponse {
     id: String,
     response: String,
     input: String,
-    /// Of the items in both.
+    /// The ids of the items in both.
     item_ids: Vec<String>,
 }
 
 impl StoredResponse {
-    /// What is known before there is a response: the conversation before it, whose items get ids if they have none.
+    /// Stores the conversation before there is a response. Items without ids get them.
     ///
     /// # Errors
     /// 400 if it is too large.
@@ -87,12 +89,12 @@ impl StoredResponse {
     fn input(&self) -> Result<Vec<Value>, ApiError> {
         match values::read(self.input.as_bytes())? {
             Value::Array(items) => Ok(items),
-            // It was written by `begin`, or nothing was.
+            // `begin` wrote it, or nothing did.
             _ => Ok(Vec::new()),
         }
     }
 
-    /// The conversation, with what was answered.
+    /// The conversation, including the answer.
     fn conversation(&self) -> Result<Vec<Value>, ApiError> {
         let mut items = self.input()?;
         if let Value::Array(output) = self.response()?["output"].take() {
@@ -103,7 +105,7 @@ impl StoredResponse {
 }
 
 impl Shelf {
-    /// Whether there was one.
+    /// Returns whether there was one.
     fn forget_oldest(&mut self) -> bool {
         let oldest = self.responses.pop_front();
         self.num_bytes -= oldest.as_ref().map_or(0, |oldest| oldest.num_bytes());
@@ -112,18 +114,18 @@ impl Shelf {
 }
 
 impl Memory {
-    /// Room for this many responses of each key, and for this many bytes of all keys.
+    /// Keeps at most this many responses of each key, and this many bytes of all keys.
     pub(super) fn new(capacity: usize, max_bytes_together: usize) -> Self {
         let max_bytes = MAX_BYTES.min(max_bytes_together);
         Self { capacity, max_bytes, max_bytes_together, shelves: Mutex::default() }
     }
 
-    /// Whether anything is kept.
+    /// Whether responses are kept.
     pub(super) fn is_on(&self) -> bool {
         self.capacity > 0
     }
 
-    /// Keeps a response of this key.
+    /// Stores a response of this key.
     pub(super) fn keep(&self, caller: Caller, id: &str, response: &Value, question: StoredResponse) {
         let mut kept = StoredResponse { id: id.to_owned(), response: response.to_string(), ..question };
         let output = response["output"].as_array().into_iter().flatten();
@@ -149,19 +151,19 @@ impl Memory {
         }
     }
 
-    /// A response of this key.
+    /// Finds a response of this key.
     ///
     /// # Errors
-    /// 404 if it is not there.
+    /// 404 if it does not exist.
     pub(super) fn response(&self, caller: Caller, id: &str) -> Result<Value, ApiError> {
         let kept = self.find(caller, id);
         kept.ok_or_else(|| ApiError::no_such_response(id))?.response()
     }
 
-    /// Whether a response of this key is there.
+    /// Checks that a response of this key exists.
     ///
     /// # Errors
-    /// 404 if it is not.
+    /// 404 if it does not.
     pub(super) fn require(&self, caller: Caller, id: &str) -> Result<(), ApiError> {
         self.find(caller, id).map(|_| ()).ok_or_else(|| ApiError::no_such_response(id))
     }
@@ -169,16 +171,16 @@ impl Memory {
     /// The items before a response of this key.
     ///
     /// # Errors
-    /// 404 if it is not there.
+    /// 404 if it does not exist.
     pub(super) fn input(&self, caller: Caller, id: &str) -> Result<Vec<Value>, ApiError> {
         let kept = self.find(caller, id);
         kept.ok_or_else(|| ApiError::no_such_response(id))?.input()
     }
 
-    /// Forgets a response of this key.
+    /// Deletes a response of this key.
     ///
     /// # Errors
-    /// 404 if it is not there.
+    /// 404 if it does not exist.
     pub(super) fn forget(&self, caller: Caller, id: &str) -> Result<(), ApiError> {
         let mut shelves = self.shelves();
         let found = shelves.get_mut(&caller.0).and_then(|shelf| {
@@ -190,10 +192,10 @@ impl Memory {
         found.ok_or_else(|| ApiError::no_such_response(id))
     }
 
-    /// The conversation that a response of this key ends, in items.
+    /// The items of the conversation up to and including a response of this key.
     ///
     /// # Errors
-    /// 400 if nothing is kept or it is not there.
+    /// 400 if no responses are kept, or this one does not exist.
     pub(super) fn conversation(&self, caller: Caller, id: &str) -> Result<Vec<Value>, ApiError> {
         let param = "previous_response_id";
         self.require_on(param, "send the whole conversation in input")?;
@@ -201,11 +203,11 @@ impl Memory {
         kept.ok_or_else(|| ApiError::no_previous_response(id))?.conversation()
     }
 
-    /// The items themselves, where some only refer to items of this key.
+    /// Replaces references to stored items of this key by the items.
     ///
     /// # Errors
-    /// 400 if nothing is kept, an item is not there, or two refer to the same one: what a few bytes refer to is
-    /// bounded by what is kept.
+    /// 400 if no responses are kept, an item does not exist, or two references have the same item. So the
+    /// result is never larger than what is stored.
     pub(super) fn resolve(&self, caller: Caller, items: Vec<Value>) -> Result<Vec<Value>, ApiError> {
         let reference =
             |item: &Value| (item["type"] == "item_reference").then(|| id_of(item).unwrap_or_default());
@@ -226,7 +228,7 @@ impl Memory {
             found.remove(&id).ok_or_else(|| {
                 let path = format!("input[{index}]");
                 let message = format!(
-                    "{path} refers to the item {}, which is not stored, or is referred to twice; send the item \
+                    "{path} refers to the item {}, which is not stored or is referred to twice; send the item \
                      itself",
                     quoted(&id)
                 );
@@ -241,7 +243,7 @@ impl Memory {
             return Ok(());
         }
         let message = format!(
-            "{param} needs a server that stores responses, which this one does not; start it with \
+            "{param} needs stored responses, and this server stores none; start it with \
              --responses-memory, or {way_out}"
         );
         Err(ApiError::unsupported(param, message))
@@ -251,7 +253,7 @@ impl Memory {
         self.shelves().get(&caller.0)?.responses.iter().find(|kept| kept.id == id).cloned()
     }
 
-    /// Those of this key, newest first.
+    /// The responses of this key, newest first.
     fn all(&self, caller: Caller) -> Vec<Arc<StoredResponse>> {
         let shelves = self.shelves();
         shelves.get(&caller.0).map_or_else(Vec::new, |shelf| shelf.responses.iter().rev().cloned().collect())
@@ -327,7 +329,7 @@ mod tests {
             let shelves = memory.shelves();
             assert!(shelves.values().map(|shelf| shelf.num_bytes).sum::<usize>() <= 20_000);
         }
-        // Those with much gave way to those with little.
+        // Owners of much lose before owners of little.
         keep(&memory, 0, "large", &"x".repeat(8_000));
         assert!(memory.response(Caller(1), "a").is_ok() && memory.response(Caller(0), "large").is_err());
     }
@@ -348,7 +350,7 @@ mod tests {
         assert_eq!(memory.resolve(Caller(1), given.clone()).unwrap(), [plain.clone(), items[1].clone()]);
         let param = |error: ApiError| error.body()["error"]["param"].as_str().unwrap().to_owned();
         assert_eq!(param(memory.resolve(Caller(2), given.clone()).unwrap_err()), "input[1]");
-        // A large item is not to be multiplied.
+        // A reference must not multiply a large item.
         let twice = vec![reference.clone(), reference];
         assert_eq!(param(memory.resolve(Caller(1), twice).unwrap_err()), "input[1]");
         assert_eq!(param(memory.conversation(Caller(2), "a").unwrap_err()), "previous_response_id");

@@ -1,7 +1,7 @@
-//! Counters and histograms under vLLM's names, so that gateways, dashboards and autoscalers know them.
+//! Counters and histograms with vLLM's names, so that gateways, dashboards and autoscalers know them.
 //!
-//! Recording is a few atomic additions and a scrape reads atomics and the engine's latest totals: neither
-//! waits for the other, nor for a step.
+//! Recording is a few atomic additions. A scrape reads atomics and the engine's latest totals. Neither waits
+//! for the other or for a step.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,17 +23,17 @@ const LATENCY: &[f64] = &[
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
     960.0, 1920.0, 7680.0,
 ];
-/// Most sequences of a request.
+/// Bounds for the number of sequences of a request.
 const SEQUENCES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
 const REASONS: [FinishReason; 4] =
     [FinishReason::Stop, FinishReason::Length, FinishReason::Abort, FinishReason::Error];
 
-/// All that is counted outside the engine.
+/// Everything that is counted outside the engine.
 #[derive(Debug)]
 pub(super) struct Metrics {
     labels: String,
     prompt_tokens: AtomicU64,
-    /// Not those that are discarded, because a stop string came before them.
+    /// Without the tokens that are discarded because a stop string came before them.
     generated_tokens: AtomicU64,
     finished: [AtomicU64; REASONS.len()],
     pub(super) time_to_first_token: Histogram,
@@ -75,17 +75,17 @@ impl Metrics {
         }
     }
 
-    /// A prompt has been computed.
+    /// Counts a computed prompt.
     pub(super) fn count_prompt(&self, num_tokens: usize) {
         self.prompt_tokens.fetch_add(num_tokens as u64, Ordering::Relaxed);
     }
 
-    /// A token goes to a client.
+    /// Counts a token that is sent to a client.
     pub(super) fn count_token(&self) {
         self.generated_tokens.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A sequence ended by itself.
+    /// Counts a sequence that ended by itself.
     pub(super) fn count_finished(&self, reason: FinishReason, stats: &SequenceStats) {
         self.count_reason(reason);
         let inference_time = stats.prefill_time + stats.decode_time;
@@ -101,7 +101,7 @@ impl Metrics {
         }
     }
 
-    /// All sequences of a request ended, the longest one with this many tokens.
+    /// Counts a request whose sequences have all ended, the longest one with `num_generated` tokens.
     pub(super) fn count_request(&self, n: usize, max_tokens: Option<usize>, num_generated: usize) {
         self.request_n.observe(n as f64);
         self.request_max_generation_tokens.observe(num_generated as f64);
@@ -110,7 +110,7 @@ impl Metrics {
         }
     }
 
-    /// A sequence ended for this reason.
+    /// Counts the reason for which a sequence ended.
     pub(super) fn count_reason(&self, reason: FinishReason) {
         for (counter, known) in self.finished.iter().zip(REASONS) {
             if known == reason {
@@ -119,7 +119,7 @@ impl Metrics {
         }
     }
 
-    /// The text format of Prometheus.
+    /// Renders Prometheus's text format.
     pub(super) fn render(
         &self,
         stats: &EngineStats,
@@ -133,7 +133,7 @@ impl Metrics {
         let usage = stats.num_used_blocks as f64 / config.num_blocks.max(1) as f64;
         page.gauge("vllm:num_requests_running", "Sequences that hold blocks", stats.num_running as f64);
         page.gauge("vllm:num_requests_waiting", "Sequences in the queue", stats.num_waiting as f64);
-        // Dashboards and gateways know this one, and some of the counters, by older names too.
+        // Dashboards and gateways know this metric, and some of the counters, by older names too.
         for name in ["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"] {
             page.gauge(name, "Fraction of the KV cache in use, 0 to 1", usage);
         }
@@ -250,17 +250,21 @@ impl Metrics {
     }
 }
 
-/// Metrics of prefixes outside the prefix cache, in host memory or in files.
+/// Metrics of prefixes in host memory or in files.
 fn prefix_tiers(page: &mut Page<'_>, stats: &EngineStats) {
     if stats.prefix_store.is_none() && stats.host_tier.is_none() {
         return;
     }
     page.counter(
         "vllm:external_prefix_cache_queries_total",
-        "Tokens looked up in memory of the host and in files, because the prefix cache lacked them",
+        "Tokens looked up in host memory and in files, because the prefix cache lacked them",
         stats.num_external_queries,
     );
-    page.counter("vllm:external_prefix_cache_hits_total", "Tokens found there", stats.num_external_hits);
+    page.counter(
+        "vllm:external_prefix_cache_hits_total",
+        "Tokens found in host memory or in files",
+        stats.num_external_hits,
+    );
     if let Some(tier) = &stats.host_tier {
         for (name, help, value) in [
             ("tinyvllm_kv_offload_stored_blocks_total", "Blocks copied to the host", tier.num_stored_blocks),
@@ -273,7 +277,7 @@ fn prefix_tiers(page: &mut Page<'_>, stats: &EngineStats) {
         ] {
             page.counter(name, help, value);
         }
-        page.gauge("tinyvllm_kv_offload_blocks", "Blocks in memory of the host", tier.num_blocks as f64);
+        page.gauge("tinyvllm_kv_offload_blocks", "Blocks in host memory", tier.num_blocks as f64);
         page.gauge("tinyvllm_kv_offload_bytes", "Bytes of these", tier.num_bytes as f64);
         let name = "tinyvllm_kv_offload_max_bytes";
         page.gauge(name, "Limit of bytes (--kv-offload-gb)", tier.max_bytes as f64);
@@ -302,11 +306,11 @@ fn prefix_tiers(page: &mut Page<'_>, stats: &EngineStats) {
     page.gauge(name, "Bytes of the folder (--prefix-cache-dir)", store.num_directory_bytes as f64);
 }
 
-/// Observations by size.
+/// A histogram.
 #[derive(Debug)]
 pub(super) struct Histogram {
     bounds: Vec<f64>,
-    /// Not cumulative; one more than bounds.
+    /// Not cumulative; one more than there are bounds.
     counts: Vec<AtomicU64>,
     /// The bits of an f64.
     sum: AtomicU64,
@@ -322,7 +326,7 @@ impl Histogram {
         let bucket = self.bounds.partition_point(|bound| *bound < value);
         self.counts[bucket].fetch_add(1, Ordering::Relaxed);
         let add = |bits| Some((f64::from_bits(bits) + value).to_bits());
-        // The closure always gives a value, so this cannot fail.
+        // The closure always returns a value, so this cannot fail.
         let _ = self.sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 
@@ -336,7 +340,7 @@ impl Histogram {
     }
 }
 
-/// What drafts did, by vLLM's names; nothing where there are none.
+/// Metrics of speculative decoding with vLLM's names; none without it.
 fn speculation(page: &mut Page<'_>, stats: &SpeculationStats, num_tokens: usize) {
     if num_tokens == 0 {
         return;
@@ -354,7 +358,7 @@ fn speculation(page: &mut Page<'_>, stats: &SpeculationStats, num_tokens: usize)
     }
 }
 
-/// The text being written.
+/// The page being written.
 struct Page<'a> {
     text: String,
     labels: &'a str,
@@ -401,7 +405,7 @@ fn one_two_five(limit: usize) -> Vec<f64> {
     all.take_while(|bound| *bound <= limit as f64).collect()
 }
 
-/// A label's value.
+/// Escapes a label's value.
 fn escape(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

@@ -1,8 +1,8 @@
-//! New clients. A sender that names clients, or connects from many addresses, can be a new client with each request;
-//! were each a client like any other, it would get as many shares as it has names.
+//! New clients. A sender that names clients, or connects from many addresses, can be a new client with each
+//! request. If each were a client of its own, the sender would get as many shares as it has names.
 //!
-//! So only a few a second become clients of their own, and stay so while they come again. The others are one client together
-//! until the rate allows; it has a share like any other client.
+//! So only a few new clients a second become clients of their own, and they stay so while they keep coming.
+//! All others are one client with one share, until the rate allows them.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -10,23 +10,23 @@ use std::time::Instant;
 
 use tinyvllm::engine::ClientId;
 
-/// This many become clients of their own at once, and this many more each second.
+/// Burst size; [`PER_SECOND`] is the rate.
 const BURST: f64 = 32.0;
 const PER_SECOND: f64 = 4.0;
 
-/// Clients that are remembered. The least recent one is evicted.
+/// Most clients that are kept. The least recently seen one is evicted.
 const MAX_KNOWN: usize = 4_096;
 
-/// Who is a client of its own.
+/// Which clients are clients of their own.
 #[derive(Debug)]
 pub(super) struct NewClients(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
-    /// How many may become clients of their own, as of `at`.
+    /// How many more may become clients of their own, at the time `at`.
     budget: f64,
     at: Instant,
-    /// When each came last.
+    /// When each was last seen.
     known: HashMap<ClientId, Instant>,
 }
 
@@ -35,7 +35,7 @@ impl NewClients {
         Self(Mutex::new(State { budget: BURST, at: Instant::now(), known: HashMap::new() }))
     }
 
-    /// The client that a request is of: `id` itself, or `others`, of all that are new.
+    /// The client of a request: `id` itself, or `others`, which all new ones share.
     pub(super) fn resolve(&self, id: ClientId, others: ClientId) -> ClientId {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if state.is_own(id, Instant::now()) { id } else { others }
@@ -80,7 +80,7 @@ mod tests {
         assert!(state.is_own(ClientId(0), start));
         let mut num_own = 0;
         for number in 1..10_000 {
-            // A thousand a second.
+            // A thousand new clients a second.
             let now = start + Duration::from_millis(number);
             num_own += u32::from(state.is_own(ClientId(number), now));
             assert!(state.is_own(ClientId(0), now), "one that stays is pushed out");

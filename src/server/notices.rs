@@ -1,5 +1,4 @@
-//! Log lines that clients can cause, at a bounded rate.
-//! A kind of line is a name in the code.
+//! Log lines that clients can cause, with a limited rate. A kind of line is a name in the code.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use crate::access::AccessLog;
 
-/// Time between two lines of a kind.
+/// Interval between two lines of a kind.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Says the first of a kind at once, and of the next ones how many they were.
+/// Logs the first message of a kind at once. A later line gives the number of messages since the last one.
 pub(super) struct Notices {
     log: Arc<dyn AccessLog>,
     kinds: Mutex<HashMap<&'static str, NoticeState>>,
@@ -26,7 +25,7 @@ impl Notices {
         Self { log, kinds: Mutex::default() }
     }
 
-    /// Tells of something, unless a line of this kind was written just before.
+    /// Logs a message, unless a line of this kind was written shortly before.
     pub(super) fn log(&self, kind: &'static str, message: impl FnOnce() -> String) {
         self.log_at(Instant::now(), kind, message);
     }

@@ -1,7 +1,7 @@
-//! Where something is in a body that is read no further, for the message about it.
+//! The path to a position in a body, for the message of an error there.
 
-/// The path, such as `a.b[1]`, of the value at a position in JSON that is right up to there. Lines and columns begin at
-/// one, and a column is a byte.
+/// The path, such as `a.b[1]`, of the value at a position in JSON that is valid up to there. Lines and
+/// columns count from one, and a column is a byte.
 pub(super) fn path(body: &[u8], line: usize, column: usize) -> String {
     let is_break = |(_, byte): &(usize, &u8)| **byte == b'\n';
     let start = match line {
@@ -50,13 +50,13 @@ pub(super) fn path(body: &[u8], line: usize, column: usize) -> String {
 }
 
 enum Step {
-    /// In an object, after this name.
+    /// In an object, at the field with this name.
     Field(Option<String>),
-    /// In a list.
+    /// In a list, at this index.
     Item(usize),
 }
 
-/// The bytes of the string that begins here, with its quotes.
+/// The length of the string that begins here, with its quotes.
 fn string_len(text: &[u8]) -> usize {
     let mut is_escaped = false;
     for (at, byte) in text.iter().enumerate().skip(1) {

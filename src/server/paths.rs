@@ -1,4 +1,4 @@
-//! Paths as clients make them from a base URL that has no `/v1`, has it twice, or has a slash too many.
+//! Corrects paths that clients make from a base URL without `/v1`, with two of them, or with an extra slash.
 
 use axum::body::Body;
 use axum::http::{Request, Uri};
@@ -6,11 +6,12 @@ use axum::http::{Request, Uri};
 /// First segments of paths under `/v1`.
 const UNDER_V1: [&str; 5] = ["chat", "completions", "messages", "models", "responses"];
 
-/// The path that is meant, if it is another one. Nothing of it is decoded.
+/// The corrected path, if it differs. No percent-encoding is decoded.
 fn meant(path: &str) -> Option<String> {
     let parts = path.split('/').filter(|part| !part.is_empty());
     let parts: Vec<&str> = parts.skip_while(|part| *part == "v1").collect();
-    // Others have one name each, with which they are open or have connections of their own.
+    // Other paths have one name each. That name decides whether they need a key and may use reserved
+    // connections.
     if path.starts_with('/') && parts.is_empty() && path.contains("v1") {
         return (path != "/v1").then(|| "/v1".to_owned());
     }
@@ -21,7 +22,7 @@ fn meant(path: &str) -> Option<String> {
     (meant != path).then_some(meant)
 }
 
-/// Before anything reads the path: access is decided by where it leads.
+/// Runs before anything reads the path, because the path decides about access.
 pub(super) async fn as_meant(mut request: Request<Body>) -> Request<Body> {
     let uri = request.uri();
     if let Some(mut path) = meant(uri.path()) {

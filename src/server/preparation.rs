@@ -1,9 +1,10 @@
-//! The queue before the engine: bodies are unpacked and parsed, prompts rendered and tokenized, grammars compiled by a few
-//! threads, for each client in its turn.
+//! The queue before the engine. A few threads unpack and parse bodies, render and tokenize prompts and
+//! compile grammars, for the clients in turn.
 //!
-//! A key, or a client without one, has no more than half of the processors at a time, so that a step and another client's
-//! short request always find one. Of those that wait the one with the fewest tasks under way is next, then the one that has
-//! had the least time, both by weight. Names within a key share its part.
+//! One key, or one client without a key, has at most half of the processors at a time. So a step and another
+//! client's short request always find a free one. The next turn goes to the waiting client with the fewest
+//! running tasks, then to the one that has used the least time. Both are divided by the client's weight.
+//! Clients of one key share its turns.
 
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZero;
@@ -17,10 +18,10 @@ use super::clients::Client;
 use super::error::ApiError;
 use tinyvllm::engine::ClientId;
 
-/// The fewest tasks at a time in all: more than one client can have.
+/// The least limit of running tasks: more than one client may have.
 const MIN_TASKS: usize = 4;
 
-/// Where the work before the engine waits for its turn.
+/// Schedules the work before the engine.
 #[derive(Debug)]
 pub(super) struct Preparation(Arc<Mutex<Queue>>);
 
@@ -30,11 +31,11 @@ struct Queue {
     max_tasks_of_group: usize,
     num_tasks: usize,
     clients: HashMap<ClientId, Line>,
-    /// The time that a client has had which comes now, in seconds divided by its weight.
+    /// The time that the next client in turn has used, in seconds divided by its weight.
     clock: f64,
 }
 
-/// Those that wait of a client, and what it has had.
+/// A client's waiting tasks, and the time it has used.
 #[derive(Debug)]
 struct Line {
     group: ClientId,
@@ -50,7 +51,7 @@ impl Line {
     }
 }
 
-/// A task under way. When this is dropped, another one has its turn.
+/// A running task. When it is dropped, another one may start.
 #[derive(Debug)]
 struct RunningTask {
     queue: Arc<Mutex<Queue>>,
@@ -70,7 +71,7 @@ impl Preparation {
         Self(Arc::new(Mutex::new(queue)))
     }
 
-    /// Does this work in the client's turn, away from the tasks that serve connections.
+    /// Does this work in the client's turn, on a blocking thread.
     ///
     /// # Errors
     /// 500 if it panics.
@@ -97,7 +98,7 @@ impl Preparation {
 }
 
 impl Queue {
-    /// The client waits for a turn more.
+    /// Adds a waiting task of the client.
     fn push(&mut self, client: &Client) -> oneshot::Receiver<RunningTask> {
         let (sender, turn) = oneshot::channel();
         let clock = self.clock;
@@ -116,7 +117,7 @@ impl Queue {
         turn
     }
 
-    /// The client whose turn it is, if a waiting task may start.
+    /// The client whose turn is next, if a waiting task may start.
     fn next(&self) -> Option<ClientId> {
         if self.num_tasks >= self.max_tasks {
             return None;
@@ -136,7 +137,7 @@ impl Queue {
         first.map(|(client, _)| *client)
     }
 
-    /// The next one that still waits, with its task begun.
+    /// Starts the next task whose receiver still waits.
     fn begin(&mut self) -> Option<(ClientId, oneshot::Sender<RunningTask>)> {
         loop {
             let client = self.next()?;
@@ -151,7 +152,7 @@ impl Queue {
         }
     }
 
-    /// A task of this client has taken this many seconds.
+    /// Records that a task of this client has ended after this many seconds.
     fn end(&mut self, client: ClientId, seconds: f64) {
         self.num_tasks -= 1;
         let group = self.clients.get(&client).map(|line| line.group);
@@ -164,7 +165,7 @@ impl Queue {
         let clock = self.clock;
         self.clients.retain(|_, line| line.is_active() || line.time > clock);
         if self.num_tasks == 0 && self.clients.values().all(|line| line.waiting.is_empty()) {
-            // An idle machine leaves no debt.
+            // When nothing is left to do, used time is forgotten.
             self.clients.clear();
         }
     }
@@ -175,7 +176,7 @@ fn start_tasks(queue: &Arc<Mutex<Queue>>) {
     loop {
         let Some((client, sender)) = lock(queue).begin() else { return };
         let turn = RunningTask { queue: Arc::clone(queue), client, start: Instant::now() };
-        // If its receiver is gone, it ends here.
+        // If its receiver is gone, the turn ends here.
         drop(sender.send(turn));
     }
 }
@@ -219,15 +220,16 @@ mod tests {
         let mut waiting: Vec<_> = (0..100).map(|_| Box::pin(preparation.turn(&hog))).collect();
         for turn in &mut waiting {
             let is_there = tokio::time::timeout(Duration::ZERO, turn).await.is_ok();
-            assert!(!is_there, "one key has one thread");
+            assert!(!is_there, "one key has one task");
         }
         let second = preparation.turn(&light).await.unwrap();
-        // One that has left is passed over, and gives nothing to anybody.
+        // A task whose receiver is gone is skipped, and nobody else is charged for it.
         drop(waiting.remove(0));
         drop(first);
         let again = waiting.remove(0).await.unwrap();
         let other = preparation.turn(&third).await.unwrap();
-        // All threads are busy now. Who has fewest under way is next, however long others waited.
+        // All threads are busy now. The client with the fewest running tasks is next, however long others
+        // have waited.
         let mut late = Box::pin(preparation.turn(&third));
         assert!(tokio::time::timeout(Duration::ZERO, &mut late).await.is_err());
         drop(other);

@@ -1,5 +1,5 @@
-//! Headers about the sender, the host and the body. One that is there twice means one thing to a proxy and another
-//! one to the server, or what the client wrote instead of what a gateway did, so such a request is refused.
+//! Refuses requests that repeat a header about the sender, the host or the body. A proxy and the server might
+//! read different ones, or a client's header might win over the gateway's.
 
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, Request, header};
@@ -19,7 +19,7 @@ static SINGLE: [HeaderName; 7] = [
     clients::HEADER,
 ];
 
-/// 400 for a request with one of them twice.
+/// 400 for a request that repeats one of them.
 pub(super) async fn refuse(request: Request<Body>, next: Next) -> Response {
     match first(request.headers()) {
         Some(name) => ApiError::repeated_header(name.as_str()).into_response(),

@@ -1,8 +1,8 @@
-//! Which path leads where.
+//! Routes.
 //!
-//! `/health` is open, and so is `/`, the chat page: the same bytes for all clients, which ask for a key themselves.
-//! Everything else, also what does not exist, requires the key: a path is guarded by its position here, never by
-//! what its name looks like.
+//! `/health` is open, and so is `/`, the chat page: it is the same for all clients and asks for a key itself.
+//! Everything else requires the key, even paths that do not exist. A route's position in this file decides
+//! about that, never its name.
 
 use std::sync::Arc;
 
@@ -69,7 +69,8 @@ pub(super) fn router(app: &Arc<App>) -> Router {
         .layer(from_fn_with_state(Arc::clone(app), cors::share))
         .layer(from_fn_with_state(Arc::clone(app), access::observe))
         .with_state(Arc::clone(app));
-    // A layer is inside of the routes that it is given, so these have to be inside of another router.
+    // A layer applies to the routes inside of it, after they have matched. So the path is corrected in an
+    // outer router.
     Router::new().fallback_service(all).layer(map_request(paths::as_meant))
 }
 
@@ -78,12 +79,12 @@ async fn show_health(State(app): State<Arc<App>>) -> Response {
     health(is_ready, &body)
 }
 
-/// The interface in OpenAPI's terms, kept by hand and checked against the parsers by the tests.
+/// The OpenAPI description. It is written by hand; tests compare it with the parsers.
 async fn show_openapi() -> Response {
     ok_as("application/json", Body::from(include_str!("openapi.json")))
 }
 
-/// What begins with `/v1`, and where the rest is, for users that open it.
+/// The interfaces, for users that open `/v1` in a browser.
 async fn show_interfaces() -> Response {
     ok(&json!({
         "server": "tinyvllm",
@@ -101,7 +102,7 @@ async fn show_version() -> Response {
     ok(&json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
-/// The endpoints of events, as in vLLM. The list is empty if there are no events.
+/// The endpoints of events, as in vLLM; an empty list without events.
 async fn show_kv_event_sources(State(app): State<Arc<App>>) -> Response {
     let sources = app.kv_events.iter().map(KvEvents::source).map(|source| {
         json!({"data_parallel_rank": 0, "endpoint": source.endpoint, "replay_endpoint": source.replay_endpoint,
@@ -111,7 +112,7 @@ async fn show_kv_event_sources(State(app): State<Arc<App>>) -> Response {
 }
 
 async fn show_metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
-    // While the server drains, its operator needs its progress.
+    // A draining server still reports its progress.
     let model = app.model().ok_or_else(|| ApiError::unavailable("Loading model"))?;
     let engine = model.llm.engine();
     let device = model.llm.context().description();

@@ -1,5 +1,5 @@
-//! What the operating system says: SIGTERM and SIGINT, or Ctrl-C where there are no signals, to stop; SIGHUP to
-//! read the keys again.
+//! Signals of the operating system: SIGTERM and SIGINT (Ctrl-C where there are no signals) stop the server,
+//! SIGHUP reloads the keys.
 
 use std::io;
 
@@ -17,7 +17,7 @@ pub(super) enum Wish {
 }
 
 impl Signals {
-    /// Takes the signals over from the system, which would end the process.
+    /// Installs handlers, so that signals do not end the process.
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self { stop: system::Stop::new()?, hangup: system::Hangup::new()? })
     }
@@ -94,7 +94,7 @@ mod system {
         }
     }
 
-    /// No such signal: keys are read at the start only.
+    /// There is no such signal here: keys are read at the start only.
     pub(super) struct Hangup;
 
     impl Hangup {

@@ -1,4 +1,4 @@
-//! What all requests share: the model when it is there, the limits, and how far the server's life has got.
+//! The state that all requests share: the model after it is loaded, the limits, and the state of the server.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -23,24 +23,24 @@ use super::preparation::Preparation;
 use super::{AccessLog, ServerConfig};
 use tinyvllm::llm::{Llm, LoadProgress};
 
-/// The fraction of the request memory that stored responses may take in addition to it.
+/// Stored responses may take the request memory divided by this, in addition to it.
 const STORED_DIVISOR: usize = 4;
-/// Time for which a refusal is held back, of the second after which a client is asked to come again.
+/// Delay of a refusal. It is part of the second after which a client may try again.
 const REFUSAL_TIME: Duration = Duration::from_millis(250);
-/// Steps that must fail in a row before the server calls itself unhealthy.
+/// Steps that must fail in a row before the server reports itself unhealthy.
 const MAX_FAILED_STEPS: u32 = 3;
 
 /// The server's state.
 pub(super) struct App {
     pub(super) config: ServerConfig,
-    /// How many connections there may be.
+    /// The limits of connections.
     pub(super) descriptors: Descriptors,
-    /// Only this machine can reach it.
+    /// Whether only this machine can reach it.
     pub(super) is_on_loopback: bool,
     pub(super) log: Arc<dyn AccessLog>,
-    /// What is taken by requests.
+    /// The memory account of requests.
     pub(super) request_memory: Arc<RequestMemory>,
-    /// Where the work before the engine is done.
+    /// The queue before the engine.
     pub(super) preparation: Preparation,
     admission: AdmissionControl,
     pub(super) keys: KeyRing,
@@ -48,7 +48,7 @@ pub(super) struct App {
     pub(super) kv_events: Option<KvEvents>,
     pub(super) clients: Clients,
     pub(super) history: History,
-    /// Responses that are kept.
+    /// Stored responses.
     pub(super) memory: Memory,
     pub(super) http: HttpCounts,
     logged: LoggedNames,
@@ -57,19 +57,19 @@ pub(super) struct App {
     model: OnceLock<Arc<Model>>,
     is_draining: AtomicBool,
     failure: OnceLock<String>,
-    /// Requests whose answer is not complete.
+    /// Number of requests whose answer is not complete.
     num_active: watch::Sender<usize>,
 }
 
-/// A loaded model and what belongs to it.
+/// A loaded model and its names.
 pub(super) struct Model {
     pub(super) llm: Llm,
     pub(super) metrics: Metrics,
-    /// The names it answers to; the first one is in answers.
+    /// The names that it answers to; the first one is used in answers.
     pub(super) names: Vec<String>,
     /// When it was loaded, in seconds since 1970.
     pub(super) created: u64,
-    /// Bytes of text that no context window of this model can hold, however it is encoded.
+    /// A text with more bytes than this cannot fit into the model's context, in any tokens.
     pub(super) max_text_bytes: usize,
 }
 
@@ -106,8 +106,8 @@ impl App {
         }
     }
 
-    /// Whether all that is cached belongs to the sender: without keys, users of this machine, and otherwise the only
-    /// key that there ever was.
+    /// Whether one user owns everything in the cache: the user of this machine if there are no keys,
+    /// otherwise the owner of the only key that was ever valid.
     pub(super) fn has_one_user(&self) -> bool {
         match self.keys.current().num_known() {
             0 => self.is_on_loopback && !self.config.trust_client_ids,
@@ -134,10 +134,10 @@ impl App {
         self.model.get().cloned().ok_or_else(|| ApiError::unavailable("Loading model"))
     }
 
-    /// Says once in the log that fields of these names are ignored.
+    /// Logs, once for each name, that these fields are ignored.
     ///
     /// # Errors
-    /// 400 if they are not to be ignored.
+    /// 400 with `--strict-fields`.
     pub(super) fn log_ignored(&self, names: &[String]) -> Result<(), ApiError> {
         if let (Some(first), true) = (names.first(), self.config.strict_fields) {
             let (verb, them) = if names.len() == 1 { ("has", "it") } else { ("have", "them") };
@@ -151,18 +151,18 @@ impl App {
         Ok(())
     }
 
-    /// Logs once that prompts have these bytes and characters, which are dropped.
+    /// Logs, once for each name, that these bytes and characters of prompts are dropped.
     pub(super) fn log_dropped(&self, names: &[String]) {
         if let Some(message) = self.logged_dropped.dropped_notice(names) {
             self.log.notice(&message);
         }
     }
 
-    /// A permit for a request whose body was not read. A refusal is delayed for a moment: clients that retry at
-    /// once would take the thread that serves the others.
+    /// A permit for a request whose body was not read yet. A refusal is delayed: clients that retry at once
+    /// would otherwise occupy the thread that serves all clients.
     ///
     /// # Errors
-    /// 429 if there is none.
+    /// 429 if none is free.
     pub(super) async fn take_permit(&self, model: &Model, client: &Client) -> Result<Vec<Permit>, ApiError> {
         let taken = self.take_permits(model, client, 1);
         if taken.is_err() {
@@ -171,10 +171,10 @@ impl App {
         taken
     }
 
-    /// Room for `num_sequences` sequences of the engine, on this client's account.
+    /// Permits for `num_sequences` sequences of this client.
     ///
     /// # Errors
-    /// 429 if there is none, 400 if there never is.
+    /// 429 if too few are free, 400 if there are too few in all.
     pub(super) fn take_permits(
         &self,
         model: &Model,
@@ -201,12 +201,12 @@ impl App {
             max_text_bytes: llm.max_text_bytes(),
             llm,
         };
-        // There is one load in a server's life.
+        // A server loads once.
         let _ = self.model.set(Arc::new(model));
     }
 
     pub(super) fn set_failure(&self, message: &str) {
-        // The first failure is the cause of the others.
+        // The first failure causes the others.
         let _ = self.failure.set(message.to_owned());
     }
 
@@ -218,7 +218,7 @@ impl App {
         self.is_draining.load(Ordering::Acquire)
     }
 
-    /// What `/health` says, and whether that is good.
+    /// The answer of `/health`, and whether the server is healthy.
     pub(super) fn health(&self) -> (bool, Value) {
         if let Some(failure) = self.failure.get() {
             return (false, json!({"status": "failed", "message": failure}));
@@ -238,13 +238,13 @@ impl App {
         (true, json!({"status": "ok"}))
     }
 
-    /// Counts a request until the guard is dropped.
+    /// Counts a request as active until the guard is dropped.
     pub(super) fn enter(self: &Arc<Self>) -> Active {
         self.num_active.send_modify(|count| *count += 1);
         Active(Arc::clone(self))
     }
 
-    /// Returns when no answer is incomplete.
+    /// Returns when no request is active.
     pub(super) async fn idle(&self) {
         // The sender lives as long as `self`.
         let _ = self.num_active.subscribe().wait_for(|count| *count == 0).await;
@@ -260,7 +260,7 @@ impl Drop for Active {
     }
 }
 
-/// How far loading has got.
+/// The progress of loading.
 #[derive(Debug, Default)]
 pub(super) struct Loading {
     stage: Mutex<String>,
@@ -271,7 +271,7 @@ pub(super) struct Loading {
 }
 
 impl Loading {
-    /// What is waited for: the stage, and after it kernels that are not compiled yet.
+    /// The current stage and its progress. After the last stage, kernels are compiled.
     fn read(&self) -> (String, f64) {
         let read = |done: &AtomicU64, total: &AtomicU64| {
             let total = total.load(Ordering::Relaxed);
@@ -309,7 +309,7 @@ impl LoadProgress for Loading {
     }
 }
 
-/// The wall clock, for what clients show; nothing here depends on it.
+/// The wall clock, only for what clients display.
 pub(super) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }

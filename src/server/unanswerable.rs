@@ -1,4 +1,5 @@
-//! Headers that HTTP's library would ignore: transfer encodings and expectations that are not supported here.
+//! Refuses transfer encodings and expectations that this server does not support. The HTTP library would
+//! ignore them.
 
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, Request, header};
@@ -19,7 +20,7 @@ pub(super) async fn refuse(request: Request<Body>, next: Next) -> Response {
     next.run(request).await
 }
 
-/// The first value of these headers, which are lists, that is not one of the known ones.
+/// The first value in these headers, which are lists, that is not in `known`.
 fn first_other(headers: &HeaderMap, name: &HeaderName, known: &[&str]) -> Option<String> {
     let lines = headers.get_all(name).iter();
     let values = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b','));

@@ -1,7 +1,7 @@
-//! JSON values on the account of their request: what is read of a body, and no more than that.
+//! JSON values that are charged to their request, and read only as far as needed.
 //!
-//! A body is checked as a whole and cut into its fields. A field becomes a value when it is read. What is never
-//! takes costs no more than its bytes, whatever it is.
+//! A body is checked as a whole and split into its fields. A field becomes a value when it is taken. A field
+//! that is never taken costs only its bytes, whatever it contains.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,18 +13,18 @@ use serde_json::{Map, Number, Value};
 use super::account::{allocated, charge, give_back, refusal};
 use super::error::ApiError;
 
-/// Most values in a body, lists and objects included. A prompt in token ids of the longest context windows
-/// has as many.
+/// Most values in a body, including lists and objects: as many as a prompt in token ids for the longest
+/// context windows.
 const MAX_VALUES: usize = 1 << 21;
-/// Most lists and objects inside one another, which is `serde_json`'s own limit.
+/// Most nested lists and objects, which is `serde_json`'s own limit.
 const MAX_DEPTH: usize = 127;
-/// Bytes of an entry of an object: its hash, its name and its value.
+/// Memory for an entry of an object: its hash, its name and its value.
 pub(super) const ENTRY_BYTES: usize = size_of::<(u64, String, Value)>();
 
-/// Why JSON was not read.
+/// Why JSON could not be read.
 #[derive(Debug)]
 pub(super) enum ReadError {
-    /// There is no memory for it.
+    /// There is too little memory for it.
     Refused(ApiError),
     /// It is not JSON.
     Json(serde_json::Error),
@@ -48,7 +48,7 @@ impl From<ReadError> for ApiError {
     }
 }
 
-/// Reads JSON, whose memory goes on the account of the work on this thread.
+/// Parses JSON, and charges the work on this thread for it.
 pub(super) fn read(text: &[u8]) -> Result<Value, ReadError> {
     let mut deserializer = serde_json::Deserializer::from_slice(text);
     let value = Build.deserialize(&mut deserializer)?;
@@ -56,8 +56,7 @@ pub(super) fn read(text: &[u8]) -> Result<Value, ReadError> {
     Ok(value)
 }
 
-/// Checks that a body is JSON and has not too many values. Nothing is kept of it. The depth is `serde_json`'s own
-/// limit.
+/// Checks that a body is JSON without too many values, and keeps nothing. `serde_json` limits the depth.
 pub(super) fn check(body: &[u8]) -> Result<(), ApiError> {
     let mut num_left = MAX_VALUES;
     let mut deserializer = serde_json::Deserializer::from_slice(body);
@@ -65,7 +64,7 @@ pub(super) fn check(body: &[u8]) -> Result<(), ApiError> {
     deserializer.end().map_err(ApiError::not_json)
 }
 
-/// 400: the body is not JSON, or beyond what is read of it.
+/// 400: the body is not JSON, or exceeds a limit.
 fn not_json(body: &[u8], error: &serde_json::Error) -> ApiError {
     let words = error.to_string();
     let position = format!("at line {} column {}", error.line(), error.column());
@@ -81,7 +80,7 @@ fn not_json(body: &[u8], error: &serde_json::Error) -> ApiError {
     ApiError::not_json(words)
 }
 
-/// Bytes that a copy of a value takes.
+/// Memory for a copy of a value.
 pub(super) fn copy_bytes(value: &Value) -> usize {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => 0,
@@ -96,7 +95,7 @@ pub(super) fn copy_bytes(value: &Value) -> usize {
     }
 }
 
-/// Charges for a copy of values that is going to be made.
+/// Charges for copies of values before they are made.
 ///
 /// # Errors
 /// 429 or 413 if there is no memory for it.
@@ -104,8 +103,7 @@ pub(super) fn charge_copies<'v>(values: impl IntoIterator<Item = &'v Value>) -> 
     charge(values.into_iter().map(|value| size_of::<Value>() + copy_bytes(value)).sum())
 }
 
-/// Bytes of a map that has grown to this many entries: the entries, which are in the order in which they came, and the
-/// table that finds them.
+/// Memory of a map that has grown to this many entries: the entries in their order, and the hash table.
 pub(super) fn map_bytes(num_entries: usize, entry_bytes: usize) -> usize {
     if num_entries == 0 {
         return 0;
@@ -117,18 +115,18 @@ pub(super) fn map_bytes(num_entries: usize, entry_bytes: usize) -> usize {
     };
     let room = if num_buckets < 16 { num_buckets - 1 } else { num_buckets / 8 * 7 };
     let room = if num_entries == 1 { 1 } else { room };
-    // An index into the entries and a byte of the hash for each bucket, and a group of such bytes more.
+    // For each bucket, an index into the entries and a byte of the hash; and one more group of such bytes.
     allocated(room * entry_bytes) + allocated(num_buckets * (size_of::<usize>() + 1) + 16)
 }
 
-/// A map that is being filled, as far as it is charged.
+/// The charge of a map that is being filled.
 #[derive(Debug, Default)]
 pub(super) struct MapCharge {
     num_bytes: usize,
 }
 
 impl MapCharge {
-    /// Before an entry is added to a map of `num_entries`. While it grows, it is there twice.
+    /// Call before adding an entry to a map of `num_entries`. While the map grows, it exists twice.
     pub(super) fn grow<T>(
         &mut self,
         num_entries: usize,
@@ -147,7 +145,7 @@ impl MapCharge {
     }
 }
 
-/// Makes space in a list for one more. While it grows, it exists twice.
+/// Reserves space for one more item. While the list grows, it exists twice.
 pub(super) fn grow<T>(list: &mut Vec<T>) -> Result<(), ApiError> {
     if list.len() < list.capacity() {
         return Ok(());
@@ -160,7 +158,7 @@ pub(super) fn grow<T>(list: &mut Vec<T>) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// The error for a library that has its own type; ours is read after it.
+/// Converts the error for a library that has its own type. The real one is read from the charge afterwards.
 fn refused<E: serde::de::Error>(_: ApiError) -> E {
     E::custom("there is no memory for it")
 }
@@ -227,7 +225,7 @@ impl<'de> Visitor<'de> for Build {
             let num_entries = fields.len();
             let add = || {
                 if num_entries == 0 {
-                    // Most have few, and would get space for three.
+                    // Most objects have few entries. By default, the map would have space for three.
                     fields = Map::with_capacity(1);
                 }
                 fields.insert(name, value)
@@ -297,7 +295,7 @@ impl<'de> Visitor<'de> for Checked<'_> {
     }
 }
 
-/// A name of which nothing is kept. As text, so that what is in it is checked too.
+/// A name that is checked as text and not kept.
 struct Name;
 
 impl<'de> Deserialize<'de> for Name {
@@ -320,10 +318,10 @@ impl Visitor<'_> for NameVisitor {
     }
 }
 
-/// A value in a body that was checked, or one that was read.
+/// A value of a checked body, parsed or not.
 #[derive(Debug, Clone)]
 pub(super) enum BodyValue {
-    /// Where it is in the body.
+    /// Its range in the body.
     Unread(Arc<Vec<u8>>, Range<usize>),
     Read(Value),
 }
@@ -335,13 +333,13 @@ impl From<Value> for BodyValue {
 }
 
 impl BodyValue {
-    /// A whole body.
+    /// The value of a whole body.
     pub(super) fn whole(body: Vec<u8>) -> Self {
         let range = 0..body.len();
         Self::Unread(Arc::new(body), range).trimmed()
     }
 
-    /// Without the white space around it.
+    /// Removes the white space around it.
     fn trimmed(self) -> Self {
         match self {
             Self::Unread(body, range) => {
@@ -353,7 +351,7 @@ impl BodyValue {
         }
     }
 
-    /// The value itself.
+    /// Parses the value.
     ///
     /// # Errors
     /// 429 or 413 if there is no memory for it.
@@ -371,7 +369,7 @@ impl BodyValue {
         }
     }
 
-    /// Whether it begins as an object does, or a list.
+    /// Whether its first byte is that of an object, or of a list.
     fn begins_with(&self, sign: u8) -> bool {
         match self {
             Self::Unread(body, range) => body.get(range.start) == Some(&sign),
@@ -399,7 +397,7 @@ impl BodyValue {
         }
     }
 
-    /// The items of a list, unread; none if it is no list.
+    /// The items of a list, unparsed; empty if it is not a list.
     ///
     /// # Errors
     /// 429 or 413 if there is no memory for them.
@@ -421,7 +419,7 @@ impl BodyValue {
         Ok(items)
     }
 
-    /// The fields of an object, unread, each given to `add`.
+    /// Calls `add` for each field of an object, unparsed.
     ///
     /// # Errors
     /// 429 or 413 if there is no memory for them, or the error of `add`.
@@ -450,7 +448,7 @@ impl BodyValue {
         }
     }
 
-    /// The token ids that it is a list of; itself if it is anything else.
+    /// The list of token ids, or the value itself if it is anything else.
     ///
     /// # Errors
     /// 429 or 413 if there is no memory for them.
@@ -473,7 +471,7 @@ impl BodyValue {
     }
 }
 
-/// Reads a list of numbers that can be token ids.
+/// Parses a list of numbers that can be token ids.
 struct TokenIds;
 
 impl<'de> Visitor<'de> for TokenIds {
@@ -493,19 +491,19 @@ impl<'de> Visitor<'de> for TokenIds {
     }
 }
 
-/// The first offset from here that is not white space.
+/// The offset of the first byte from here that is not white space.
 fn after_space(body: &[u8], offset: usize) -> usize {
     let is_space = |byte: &u8| matches!(byte, b' ' | b'\t' | b'\n' | b'\r');
     offset + body[offset..].iter().take_while(|byte| is_space(byte)).count()
 }
 
-/// The first offset after white space and, if it is there, this sign with more white space.
+/// The offset after white space, and after this sign with more white space if it is there.
 fn after_sign(body: &[u8], offset: usize, sign: u8) -> usize {
     let offset = after_space(body, offset);
     if body.get(offset) == Some(&sign) { after_space(body, offset + 1) } else { offset }
 }
 
-/// Where the value ends that begins here, in a body that was checked.
+/// The end of the value that begins here, in a checked body.
 fn end_of_value(body: &[u8], start: usize) -> usize {
     let (mut offset, mut depth) = (start, 0_usize);
     while let Some(byte) = body.get(offset) {

@@ -68,7 +68,7 @@ fn models_are_removed_after_confirmation() {
         models.iter().map(|model| model["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
     // There is no terminal to ask.
-    program(&home, "rm org/other").run().error(2, &["standard input is no terminal", "--yes"]);
+    program(&home, "rm org/other").run().error(2, &["standard input is not a terminal", "--yes"]);
     program(&home, "rm --yes org/other org/none").run().error(1, &["`org/none` is not in the cache"]);
     program(&home, "rm --yes org/name-GGUF:Q2_K").run().error(1, &["there is org/name-GGUF:Q4_K_M"]);
     program(&home, "rm --yes demo").run().error(1, &["part of this program"]);

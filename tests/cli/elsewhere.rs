@@ -33,7 +33,7 @@ fn flags_of_llama_cpp_do_what_they_do_there() {
     let words = "-m demo --temp 0 -t 1 -n 12 -c 256 -ngl 99 -fa on --no-mmap --jinja -cnv -f";
     let outcome = tinyvllm(words).args([&file]).run();
     let notice = outcome.stderr.lines().next().unwrap().to_owned();
-    assert_eq!(notice, "not needed here: -ngl, -fa, --no-mmap, --jinja, -cnv");
+    assert_eq!(notice, "ignored: -ngl, -fa, --no-mmap, --jinja, -cnv");
     assert_eq!(outcome.success(), answer);
     let quiet = tinyvllm("-hf demo -q --mlock --repeat-penalty 1.0 -s 1 --n-predict 3 -p Hi").run();
     assert_eq!((quiet.stderr.as_str(), quiet.code), ("", Some(0)));

@@ -25,7 +25,7 @@ const REFUSED: [(&str, i32, &str); 4] = [
     ("tinyvllm chat qwen3-0.6b --no-thinking", 1, "has no switch for reasoning"),
     // A fixture instead of the model: it is loaded and quantised, and has no tokenizer.
     ("tinyvllm --model Qwen/Qwen2.5-0.5B-Instruct --quantization q8_0", 1, "has no tokenizer"),
-    ("tinyvllm list && tinyvllm rm org/name", 2, "standard input is no terminal"),
+    ("tinyvllm list && tinyvllm rm org/name", 2, "standard input is not a terminal"),
     // Nothing has made the folder.
     ("tinyvllm cache ls FOLDER", 1, "is no directory of cached prefixes"),
 ];

@@ -48,7 +48,7 @@ fn a_server_prints_the_addresses_of_page_and_interface() {
     let home = tempfile::tempdir().unwrap();
     let flags = "--enforce-eager --trust-remote-code --tensor-parallel-size 1 -np 2 -a story";
     let (server, said) = serve(&home, &format!("--host 0.0.0.0 {flags}"));
-    assert_eq!(said[0], "not needed here: --enforce-eager, --trust-remote-code, --tensor-parallel-size");
+    assert_eq!(said[0], "ignored: --enforce-eager, --trust-remote-code, --tensor-parallel-size");
     // A server on every network is reached at this machine's own address.
     let port = server.address.strip_prefix("127.0.0.1:").unwrap();
     let last = said.last().unwrap();

@@ -337,7 +337,14 @@ fn malformed_requests_get_json_errors() {
         "the path /v1/nothing does not exist",
     );
     let proxied = "CONNECT localhost:80 HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
-    check_error("proxy", &send(address, proxied), 404, None, None, "CONNECT localhost:80 is for a proxy");
+    check_error(
+        "proxy",
+        &send(address, proxied),
+        404,
+        None,
+        None,
+        "CONNECT localhost:80 is a request for a proxy",
+    );
     let answer = get(address, CHAT);
     check_error("method", &answer, 405, None, None, "GET");
     assert_eq!(answer.header("allow"), Some("POST"));

@@ -214,7 +214,7 @@ fn keys_are_read_again_and_what_runs_goes_on() {
     let (exit, log) = server.wait();
     assert!(exit.success());
     let log = log.join("\n");
-    assert!(log.contains("read 2 keys again"), "{log}");
+    assert!(log.contains("reloaded 2 keys"), "{log}");
     assert!(log.contains("keeping the previous keys") && log.contains("has no key"), "{log}");
     assert!(!log.contains("Bearer") && !log.contains("second\n"), "{log}");
 }

@@ -49,7 +49,7 @@ fn connections_fit_the_open_files_and_others_are_answered_from_the_reserve() {
     let server = Server::start_command(after_commands("ulimit -n 64"), "", |_| ());
     let log = server.log();
     assert!(
-        log.iter().any(|line| line.starts_with("note: ") && line.contains("64 files open (ulimit -n)")),
+        log.iter().any(|line| line.starts_with("note: ") && line.contains("64 open files (ulimit -n)")),
         "{log:?}"
     );
     let info = server.get("/server_info").success();
@@ -106,7 +106,7 @@ fn too_little_to_start_with_is_an_error_that_names_the_limit() {
     for limit in [8, 12, 20] {
         check(
             &format!("ulimit -n {limit}"),
-            &[&format!("may have {limit} files open"), "ulimit -n", "hint: "],
+            &[&format!("may have {limit} open files"), "ulimit -n", "hint: "],
         );
     }
     if cfg!(all(target_os = "linux", target_env = "gnu")) {

@@ -316,7 +316,7 @@ fn words_of_another_interface_are_refused_with_the_way_out_of_this_one() {
         check("extra_body", json!({"top_k": 2}), " use the fields of this interface");
         check("nvext.guided_regex", "a".into(), " use the fields of this interface");
         check("bad_words_ids", json!([[5]]), " use logit_bias");
-        check("thinking_token_budget", 5.into(), " leave it out");
+        check("thinking_token_budget", 5.into(), " omit it");
         let stop = if path == "/v1/messages" { "stop_sequences" } else { "stop" };
         for name in ["stop_words", "stop_sequences"] {
             if name != stop {
@@ -353,7 +353,7 @@ fn constraints_of_other_engines_are_refused_with_the_way_out() {
             ("json_schema", "response_format"),
             ("regex", "structured_outputs.regex"),
             ("n_predict", "max_tokens"),
-            ("guided_decoding_backend", "leave it out"),
+            ("guided_decoding_backend", "omit it"),
         ] {
             let answer = server.post(path, &body(path, &json!({name: "x"})));
             check_error(name, &answer, 400, Some(name), Some("unsupported_parameter"), way_out);

@@ -1,8 +1,8 @@
 //! The measurements of `tinyvllm bench`: how fast a loaded model computes prompts and generates.
 //!
-//! Prompts are random token ids, different in every run, so that no run finds another one's blocks in
-//! the prefix cache. Times are the engine's own ([`SequenceStats`]): when a reader gets to see a token
-//! depends on when the system lets it run, alongside threads that use every core.
+//! Prompts are random token ids, different in every run, so that no run finds another one's blocks in the
+//! prefix cache. Times are the engine's own ([`SequenceStats`]). The time at which a reader sees a token
+//! would depend on the system's scheduler, because other threads use every core.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,22 +12,22 @@ use tinyvllm::llm::Llm;
 use tinyvllm::sampling::SamplingParams;
 use tinyvllm::{Error, ErrorKind, Result};
 
-/// What one run of a generation measurement found, in the time in which all sequences generate.
+/// One run of a generation measurement, over the time in which all sequences generate.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct GenerationRun {
-    /// Tokens generated, over all sequences.
+    /// Generated tokens of all sequences.
     pub(super) num_tokens: usize,
-    /// How long it took.
+    /// Duration of the run.
     pub(super) seconds: f64,
-    /// Sum over these tokens of the cache positions that computing them reads.
+    /// Number of cache positions that these tokens read, summed over tokens.
     pub(super) num_cache_positions: usize,
-    /// Dispatches for each of these tokens.
+    /// Dispatches per token.
     pub(super) dispatches_per_token: f64,
-    /// Time that was not spent in kernels, for each of these tokens.
+    /// Time outside of kernels per token.
     pub(super) host_seconds_per_token: f64,
 }
 
-/// Random token ids below `vocab_size`, a new sequence with every call.
+/// Generates random token ids below `vocab_size`, a new sequence with every call.
 #[derive(Debug)]
 pub(super) struct RandomPrompts {
     state: u64,
@@ -56,11 +56,11 @@ pub(super) struct PromptShape {
     pub(super) num_prompts: usize,
     /// Tokens of each.
     pub(super) num_tokens: usize,
-    /// Tokens in front of those, which are in the cache already.
+    /// Tokens before those, which are already cached.
     pub(super) depth: usize,
 }
 
-/// Prompt tokens a second, from handing over the first of the prompts until the first token of the last one is there.
+/// Prompt tokens per second, from the submission of the first prompt to the first token of the last one.
 pub(super) fn prompts(llm: &Llm, random: &mut RandomPrompts, shape: PromptShape) -> Result<f64> {
     let PromptShape { num_prompts, num_tokens, depth } = shape;
     let mut requests = Vec::with_capacity(num_prompts);
@@ -77,19 +77,18 @@ pub(super) fn prompts(llm: &Llm, random: &mut RandomPrompts, shape: PromptShape)
     for (accepted, stream) in submit_together(llm, requests)? {
         let arrival = accepted.saturating_duration_since(start);
         let stats = finish(stream)?;
-        // Blocks are shared as a whole: the rest of the last one is computed again.
+        // Only whole blocks are shared: the rest of the last one is computed again.
         num_computed += depth + num_tokens - stats.num_cached_tokens;
         end = end.max(arrival + stats.queue_time + stats.prefill_time);
     }
     Ok(num_computed as f64 / end.as_secs_f64())
 }
 
-/// Generates with `batch_size` sequences that have `context` tokens each in the cache when they start.
+/// Generates with `batch_size` sequences that each have `context` tokens in the cache when they start.
 ///
-/// The sequences do not start together, since a step computes some of their prompts only. The one
-/// that came last starts last, and it has `num_tokens` to generate after its first, while the others
-/// have all that fits. So from its first token to its last each step gives one token to
-/// each sequence.
+/// The sequences do not start together, since a step computes only some of their prompts. The last one that
+/// arrives starts last. It generates `num_tokens` after its first, while the others have no limit but the
+/// context. So between its first and its last token, each step generates one token for each sequence.
 pub(super) fn generation(
     llm: &Llm,
     prompts: &mut RandomPrompts,
@@ -97,7 +96,8 @@ pub(super) fn generation(
     context: usize,
     num_tokens: usize,
 ) -> Result<GenerationRun> {
-    // A tiny model can be at the end of its context before the system lets this thread submit the rest.
+    // The first sequence of a tiny model can reach the end of its context before this thread has submitted
+    // the rest.
     for _ in 1..NUM_ATTEMPTS {
         if let Some(run) = attempt(llm, prompts, batch_size, context, num_tokens)? {
             return Ok(run);
@@ -106,10 +106,10 @@ pub(super) fn generation(
     attempt(llm, prompts, batch_size, context, num_tokens)?.ok_or_else(|| failed(None))
 }
 
-/// How often a measurement is tried in which a sequence ended before the last one did.
+/// Attempts of a measurement. It is repeated if a sequence ended before the last one did.
 const NUM_ATTEMPTS: usize = 20;
 
-/// None if a sequence ended before the last one.
+/// `None` if a sequence ended before the last one.
 fn attempt(
     llm: &Llm,
     prompts: &mut RandomPrompts,
@@ -140,7 +140,7 @@ fn attempt(
             }
         }
     }
-    // Gives the others up.
+    // Aborts the others.
     drop(others);
     let after = Counters::when_idle(llm)?;
 
@@ -158,9 +158,9 @@ fn attempt(
     }))
 }
 
-/// Hands requests over at the same time, as the clients of a server do: the engine takes what has come between two steps, and
-/// one that waited for the answer to each would add a step for each, and a token to all that generate already. Each with the
-/// moment when it was accepted.
+/// Submits requests at the same time, as the clients of a server do: the engine takes all that arrived
+/// between two steps. Waiting for each to be accepted would add a step for each, and a token to every running
+/// sequence. Returns each with the time at which it was accepted.
 fn submit_together(llm: &Llm, requests: Vec<Request>) -> Result<Vec<(Instant, RequestStream)>> {
     let submit = |request| llm.engine().submit(request).map(|stream| (Instant::now(), stream));
     thread::scope(|scope| {
@@ -171,8 +171,8 @@ fn submit_together(llm: &Llm, requests: Vec<Request>) -> Result<Vec<(Instant, Re
     })
 }
 
-/// Checks that a generation measurement fits into the context window and the cache, so that no
-/// sequence is preempted while it is measured.
+/// Checks that a generation measurement fits into the context and the cache, so that no sequence is preempted
+/// during it.
 ///
 /// # Errors
 /// [`ErrorKind::Capacity`] or [`ErrorKind::ContextLength`], with the numbers.
@@ -215,8 +215,8 @@ pub(super) fn check_generation(
     Ok(())
 }
 
-/// Tokens that a sequence must have space for: the wanted ones, and one for each step that computes
-/// prompts of the others before all have started.
+/// Tokens that a sequence needs space for: the measured ones, and one for each step before all sequences have
+/// started.
 fn num_output_tokens(llm: &Llm, batch_size: usize, context: usize, num_tokens: usize) -> usize {
     let budget = llm.engine().config().max_num_batched_tokens.saturating_sub(batch_size).max(1);
     let num_prompt_steps = batch_size.saturating_mul(context).div_ceil(budget);
@@ -249,7 +249,7 @@ fn finish(stream: RequestStream) -> Result<SequenceStats> {
     Err(failed(None))
 }
 
-/// What has been done since the start.
+/// Counters since the start.
 #[derive(Debug)]
 struct Counters {
     at: Instant,
@@ -259,9 +259,9 @@ struct Counters {
 }
 
 impl Counters {
-    /// Waits until the engine has nothing to do, and reads the counters.
+    /// Waits until the engine is idle, and reads the counters.
     fn when_idle(llm: &Llm) -> Result<Self> {
-        // The engine answers between two steps, so this does not spin.
+        // The engine answers between two steps, so this loop does not spin.
         let mut stats = llm.engine().stats()?;
         while stats.num_running + stats.num_waiting > 0 {
             stats = llm.engine().stats()?;

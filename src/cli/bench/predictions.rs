@@ -1,4 +1,5 @@
-//! Generation with drafts that are right at a known rate: an output is predicted as it was, with this many wrong tokens in it.
+//! Generation with drafts of a known accuracy: the same output is predicted, with a given fraction of wrong
+//! tokens.
 
 use tinyvllm::Result;
 use tinyvllm::engine::{Event, Request, SequenceStats};
@@ -8,7 +9,7 @@ use tinyvllm::sampling::SamplingParams;
 use super::measure::{RandomPrompts, failed};
 use super::report::{PredictionResult, Spread};
 
-/// Measures generation without and with a prediction of which this share of the tokens is right, in turns.
+/// Measures generation without and with a prediction of this accuracy, alternately.
 pub(super) fn generation(
     llm: &Llm,
     prompts: &mut RandomPrompts,
@@ -18,20 +19,20 @@ pub(super) fn generation(
     let (mut plain, mut predicted) = (Vec::new(), Vec::new());
     let (mut num_draft_tokens, mut num_accepted_tokens) = (0, 0);
     for repeat in 0..=repeats {
-        // Drawn, so that no model falls into a loop that would be predicted by itself.
+        // Sampled, so that no model falls into a loop that other drafts would predict.
         let params = SamplingParams {
             max_tokens: Some(output_len + 1),
             ignore_eos: true,
             seed: Some(repeat as u64),
             ..SamplingParams::default()
         };
-        // On a GPU, a prompt that is found in the cache in part is computed in other chunks, with other last bits.
+        // On a GPU, a prompt that is partly cached is computed in other chunks, which changes the last bits.
         let mut salts = 0..;
         let mut salt = || salts.next().map(|salt| format!("{repeat} {salt}"));
         let request = Request { cache_salt: salt(), ..Request::new(prompts.next(context_len), params) };
         let (tokens, alone) = run(llm, request.clone())?;
         let wrong = |token: u32| if token == 0 { 1 } else { token - 1 };
-        // Spread evenly: one more is right whenever the share has grown by one.
+        // Spread evenly: a token is right whenever the fraction has added up to one more.
         let is_right = |at: usize| ((at + 1) as f64 * accuracy).floor() > (at as f64 * accuracy).floor();
         let prediction = tokens.iter().enumerate();
         let prediction = prediction.map(|(at, token)| if is_right(at) { *token } else { wrong(*token) });
@@ -40,7 +41,7 @@ pub(super) fn generation(
         if again != tokens {
             return Err(failed(Some("a prediction changed tokens".to_owned())));
         }
-        // The first run does not count.
+        // The first run is a warm-up.
         if repeat > 0 {
             plain.push(rate(&alone));
             predicted.push(rate(&drafted));

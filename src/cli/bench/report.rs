@@ -1,10 +1,10 @@
-//! What `tinyvllm bench` found, as a table for people and as JSON for programs.
+//! The results of `tinyvllm bench`, as a table for people and as JSON for programs.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// Everything that was measured. The field names are the JSON's.
+/// All results. The field names are those of the JSON.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     pub(super) version: &'static str,
@@ -13,13 +13,14 @@ pub(super) struct Report {
     pub(super) cpu_level: &'static str,
     pub(super) load_seconds: f64,
     pub(super) peak_memory_bytes: Option<u64>,
-    /// Measured bandwidth of the memory in bytes per second, where there is such a measurement.
+    /// Measured memory bandwidth in bytes per second, where it can be measured.
     pub(super) memory_bandwidth: Option<f64>,
-    /// Whether generation read faster than that, so that the measure was disturbed and shares are too large.
+    /// Whether generation read faster than that. Then the measurement was disturbed, and fractions are too
+    /// large.
     pub(super) memory_bandwidth_disturbed: bool,
-    /// Whether it was measured by reading or by copying.
+    /// Whether the bandwidth is that of reading or of copying.
     pub(super) memory_access: Option<&'static str>,
-    /// With one sequence. With experts, more sequences read more of them.
+    /// For one sequence. More sequences read more experts.
     pub(super) weight_bytes_per_step: u64,
     pub(super) kv_bytes_per_token: u64,
     pub(super) prompts: Vec<PromptResult>,
@@ -27,31 +28,31 @@ pub(super) struct Report {
     pub(super) predictions: Vec<PredictionResult>,
 }
 
-/// Generation of one sequence with drafts that are right at a known rate, and without.
+/// Generation of one sequence without drafts, and with drafts of a known accuracy.
 #[derive(Debug, Serialize)]
 pub(super) struct PredictionResult {
     pub(super) context_len: usize,
     pub(super) output_len: usize,
-    /// The share of the predicted tokens that are right.
+    /// The fraction of predicted tokens that are right.
     pub(super) accuracy: f64,
     pub(super) plain_tokens_per_second: Spread,
     pub(super) tokens_per_second: Spread,
-    /// Drafted tokens, and the accepted ones.
+    /// Drafted and accepted tokens.
     pub(super) num_draft_tokens: usize,
     pub(super) num_accepted_tokens: usize,
 }
 
 #[derive(Debug, Serialize)]
 pub(super) struct PromptResult {
-    /// Computed together; the rate is that of all of them.
+    /// Prompts that are computed together; the rate is their sum.
     pub(super) num_prompts: usize,
     pub(super) num_prompt_tokens: usize,
-    /// Tokens in the cache before the prompt.
+    /// Cached tokens before the prompt.
     pub(super) depth: usize,
     pub(super) tokens_per_second: Spread,
 }
 
-/// Means and medians are over the repeats; rates are over all sequences of the batch together.
+/// Means and medians are over repeats; rates are sums over the sequences of the batch.
 #[derive(Debug, Serialize)]
 pub(super) struct GenerationResult {
     pub(super) batch_size: usize,
@@ -64,7 +65,7 @@ pub(super) struct GenerationResult {
     pub(super) host_microseconds_per_token: f64,
 }
 
-/// Minimum, median and maximum of some measurements, and the measurements.
+/// Minimum, median and maximum of measurements, and the measurements.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Spread {
     pub(super) min: f64,

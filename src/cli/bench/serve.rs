@@ -1,8 +1,8 @@
-//! `tinyvllm bench serve`: load on a running server, and what it did under it.
+//! `tinyvllm bench serve`: puts load on a running server and measures it.
 //!
-//! Any server with OpenAI's interface can be measured; nothing here knows this program's own. What is sent is in
-//! [`workload`] and [`vocabulary`], when in [`arrivals`], how in [`load`] and [`request`], and what is counted in
-//! [`summary`].
+//! It measures any server with OpenAI's interface and uses nothing that only this program has. [`workload`]
+//! and [`vocabulary`] make the prompts, [`arrivals`] the times, [`load`] and [`request`] send them, and
+//! [`summary`] computes the results.
 
 mod args;
 mod arrivals;
@@ -40,12 +40,12 @@ use crate::console::Console;
 use crate::http::{HttpClient, read_success};
 use crate::interrupt;
 
-/// Longest answer of `/v1/models`.
+/// Size limit of the answer of `/v1/models`.
 const MAX_MODELS_BYTES: usize = 1 << 20;
-/// Between two questions whether the server is ready.
+/// Interval of checking whether the server is ready.
 const READY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Sends, measures and prints.
+/// Sends requests, measures and prints.
 ///
 /// # Errors
 /// If the server cannot be reached, the workload cannot be made, or the result cannot be written.
@@ -86,7 +86,7 @@ async fn measure(args: &ServeBenchArgs, console: Console) -> anyhow::Result<Exit
     }
 
     let arrivals = Arrivals { rate: traffic.request_rate, burstiness: traffic.burstiness };
-    // A stream of its own: the same seed gives the same times whatever the prompts are.
+    // A random stream of its own: a seed gives the same times for all prompts.
     let mut random = Random::new(args.workload.seed ^ 0x5851_f42d_4c95_7f2d);
     let setup = Setup {
         backend: target.backend,
@@ -140,7 +140,7 @@ fn finish(args: &ServeBenchArgs, report: &Report<'_>, console: Console) -> anyho
         let mut path = args.result.result_dir.clone().unwrap_or_default();
         if !path.as_os_str().is_empty() {
             std::fs::create_dir_all(&path)
-                .map_err(|source| Error::io(format_args!("cannot make {}", path.display()), source))?;
+                .map_err(|source| Error::io(format_args!("cannot create {}", path.display()), source))?;
         }
         path.push(args.result.result_filename.clone().unwrap_or_else(|| report.file_name()));
         save(&path, &result)?;
@@ -158,7 +158,7 @@ fn save(path: &PathBuf, result: &Value) -> anyhow::Result<()> {
         .map_err(|source| Error::io(format_args!("cannot write {}", path.display()), source).into())
 }
 
-/// Sends requests that do not count; true if Ctrl-C ended them.
+/// Sends requests that are not measured. Returns whether Ctrl-C ended them.
 async fn warm_up(load: Load, console: Console) -> bool {
     let run = load.run(|_| ()).await;
     if let Some(error) = run.outcomes.iter().find_map(|outcome| outcome.error.as_ref()) {
@@ -190,7 +190,7 @@ async fn run_with_bar(load: Load, is_silent: bool) -> Run {
     run
 }
 
-/// Where requests go.
+/// The server, the interface and the model.
 #[derive(Debug)]
 struct Target {
     client: HttpClient,
@@ -229,14 +229,14 @@ impl Target {
         Ok(Self { client, backend, api, path })
     }
 
-    /// The model to request; waits for the server within the timeout.
+    /// The model to request. Waits for the server within the timeout.
     async fn wait_for_model(&self, args: &ServeBenchArgs) -> anyhow::Result<String> {
         let deadline = Instant::now() + args.server.ready_check_timeout_sec;
         loop {
             let error = match (self.first_model().await, &args.server.model) {
                 (Ok(first), None) => return Ok(first),
                 (Ok(_), Some(model)) => return Ok(model.clone()),
-                // Who names the model does not need the list, which not every server has.
+                // With --model, the list is not needed, and some servers have none.
                 (Err(_), Some(model)) if args.server.ready_check_timeout_sec.is_zero() => {
                     return Ok(model.clone());
                 }
@@ -258,7 +258,7 @@ impl Target {
         id.map(str::to_owned).context("the list is empty")
     }
 
-    /// The requests to send, and the tokenizer that their lengths were made with.
+    /// The requests to send, and the tokenizer that determined their lengths.
     async fn samples(
         &self,
         args: &ServeBenchArgs,

@@ -1,4 +1,5 @@
-//! What a line of a chat means: a question, or a command. A line whose first word is `/` and letters is never a question.
+//! Parses a line of a chat as a question or a command. A line whose first word is `/` and letters is never a
+//! question.
 
 /// A line.
 #[derive(Debug, PartialEq, Eq)]
@@ -6,11 +7,11 @@ pub(super) enum Entry<'a> {
     Nothing,
     Question(&'a str),
     Command(Command<'a>),
-    /// A command that there is not, or that cannot be called so: what is wrong.
+    /// An unknown command or wrong arguments, with the message.
     Wrong(String),
 }
 
-/// A command to the program itself.
+/// A command for the program.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Command<'a> {
     Quit,
@@ -19,9 +20,9 @@ pub(super) enum Command<'a> {
     Show,
     /// A setting and its value.
     Set(&'a str, &'a str),
-    /// The system message, or none.
+    /// The new system message; `None` removes it.
     System(Option<&'a str>),
-    /// A file that goes before the next question.
+    /// A file that is inserted before the next question.
     Read(&'a str),
     Regenerate,
     Save(&'a str),
@@ -39,7 +40,7 @@ pub(super) const HELP: &str = "\
 /reset            forget the conversation (also /clear)
 /quit             leave (also /exit, /bye or Ctrl-D)
 /help             show this (also /?)
-\"\"\"               begins and ends several lines; so does a \\ at the end, and Alt-Enter is a new line
+\"\"\"               begins and ends a text of several lines; \\ at the end of a line or Alt-Enter continues it
 Ctrl-C            stop the answer";
 
 impl<'a> Entry<'a> {
@@ -68,7 +69,7 @@ impl<'a> Entry<'a> {
             "help" | "?" | "" | "h" => alone(Command::Help),
             "reset" | "clear" | "new" => alone(Command::Reset),
             "regen" | "regenerate" | "retry" => alone(Command::Regenerate),
-            // What ollama has after it is all of it here.
+            // ollama's subjects of /show are ignored: everything is shown.
             "show" => Self::Command(Command::Show),
             "system" => Self::Command(Command::System(text)),
             "read" => with_file(Command::Read),
@@ -83,7 +84,7 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// The name and the value of a setting, also as ollama writes it: `parameter NAME VALUE`, `nothink`.
+/// The name and the value of a setting, also in ollama's syntax: `parameter NAME VALUE`, `nothink`.
 fn setting(text: &str) -> Option<(&str, &str)> {
     let text = text.strip_prefix("parameter ").map_or(text, str::trim_start);
     match text {

@@ -1,4 +1,4 @@
-//! Conversations that are kept in files.
+//! Conversations in files.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use tinyvllm::chat::{Content, Conversation, Message};
 
 use super::super::text_file::read;
 
-/// Writes a conversation, with the name of the model for people.
+/// Writes a conversation. The name of the model is for people.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -29,7 +29,7 @@ pub(super) fn save(path: &Path, model: &str, messages: &[Message]) -> anyhow::Re
 /// Reads a conversation: an object with `messages`, or a list of them.
 ///
 /// # Errors
-/// If it cannot be read, or has no messages with roles and texts.
+/// If it cannot be read, or a message has no role or no text.
 pub(super) fn load(path: &Path) -> anyhow::Result<Conversation> {
     let wrong = |what: &str| {
         Error::invalid_request(format!("`{}` has no conversation: {what}", path.display()))

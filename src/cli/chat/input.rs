@@ -1,4 +1,4 @@
-//! Where the lines of a chat come from: the terminal, with line editing, or a pipe.
+//! Reads the lines of a chat: from the terminal with line editing, or from a pipe.
 
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use super::super::console::Console;
 /// Begins and ends an entry of several lines.
 const QUOTES: &str = "\"\"\"";
 
-/// Where entries come from.
+/// The source of entries.
 pub(super) enum Input {
     Terminal { editor: Box<Editor<(), FileHistory>>, history: Option<PathBuf>, console: Console },
     Pipe(io::Lines<io::StdinLock<'static>>),
@@ -24,7 +24,7 @@ impl Input {
         if !io::stdin().is_terminal() {
             return Ok(Self::Pipe(io::stdin().lines()));
         }
-        // With standard output going to a file the prompt belongs on the terminal anyway.
+        // If standard output is a file, the prompt is still shown on the terminal.
         let behavior = if io::stdout().is_terminal() { Behavior::Stdio } else { Behavior::PreferTerm };
         let config = Config::builder().behavior(behavior).build();
         let mut editor = Editor::with_config(config).context("cannot use the terminal")?;
@@ -32,14 +32,15 @@ impl Input {
         editor.bind_sequence(KeyEvent(KeyCode::Enter, Modifiers::ALT), new_line);
         let history = history_path();
         if let Some(path) = &history {
-            // There is none before the first chat.
+            // The history does not exist before the first chat.
             let _ = editor.load_history(path);
         }
         console.note("/help lists the commands, Ctrl-D leaves");
         Ok(Self::Terminal { editor: Box::new(editor), history, console })
     }
 
-    /// The next entry; `None` when the user leaves. From a pipe it is a line; on the terminal it may have several.
+    /// The next entry; `None` when the user leaves. From a pipe it is one line; on the terminal it can have
+    /// several.
     pub(super) fn next_entry(&mut self) -> anyhow::Result<Option<String>> {
         if let Self::Pipe(lines) = self {
             return lines.next().transpose().context("cannot read standard input");
@@ -51,13 +52,13 @@ impl Input {
                 Line::Of(line) => {
                     if let Some(entry) = entry.add(&line) {
                         if let Self::Terminal { editor, .. } = self {
-                            // A history that cannot be kept is none.
+                            // A chat works without its history.
                             let _ = editor.add_history_entry(entry.trim());
                         }
                         return Ok(Some(entry));
                     }
                 }
-                // The typed part of it is dropped.
+                // The incomplete entry is dropped.
                 Line::Interrupted => entry = Lines::default(),
                 Line::End => return Ok(None),
             }

@@ -47,8 +47,8 @@ pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
 /// Chats until the user leaves.
 ///
 /// # Errors
-/// If the model cannot be loaded or has no chat template, or reading or writing fails. A question that
-/// cannot be answered is reported, and the chat continues.
+/// If the model cannot be loaded or has no chat template, or input or output fails. Other errors of a
+/// question are reported, and the chat continues.
 pub(crate) fn chat(
     model: &ModelArgs,
     options: &LlmOptions,
@@ -90,7 +90,7 @@ pub(crate) fn chat(
     Ok(ExitCode::SUCCESS)
 }
 
-/// What was said, and files that go before the next question.
+/// The conversation, and files for the next question.
 struct Talk {
     conversation: Conversation,
     attached: Vec<String>,
@@ -104,7 +104,7 @@ impl Talk {
     }
 }
 
-/// What answers are made with.
+/// The settings of answers.
 struct Answers<'a> {
     llm: &'a Llm,
     format: AnswerFormat,
@@ -112,12 +112,12 @@ struct Answers<'a> {
     params: SamplingParams,
     interrupt: Interrupt,
     console: Console,
-    /// Answers are for programs.
+    /// Whether answers are JSON for programs.
     is_json: bool,
 }
 
 impl Answers<'_> {
-    /// Does what a command says.
+    /// Executes a command.
     fn obey(&mut self, command: &Command<'_>, talk: &mut Talk) -> anyhow::Result<()> {
         let console = self.console;
         match *command {
@@ -154,7 +154,7 @@ impl Answers<'_> {
             }
             Command::Read(path) => {
                 let text = text_file::read(Path::new(path))?;
-                console.reply(format_args!("{} bytes of {path} go before the next question", text.len()));
+                console.reply(format_args!("{} bytes of {path} will precede the next question", text.len()));
                 talk.attached.push(text);
             }
             Command::Regenerate => {
@@ -163,7 +163,7 @@ impl Answers<'_> {
                 }
                 let before = talk.conversation.clone();
                 talk.conversation.pop();
-                // With the seed of before it would be the same.
+                // With the same seed, the answer would be the same.
                 self.params.seed = self.params.seed.map(|seed| seed.wrapping_add(1));
                 self.answer(&mut talk.conversation)?;
                 if talk.conversation.messages().len() < before.messages().len() {
@@ -205,7 +205,7 @@ impl Answers<'_> {
         )
     }
 
-    /// Answers the last message, or takes it back and says why it could not be answered.
+    /// Answers the last message. If that fails, removes it and reports the error.
     fn answer(&self, conversation: &mut Conversation) -> anyhow::Result<()> {
         let Self { llm, format, console, .. } = self;
         let (stream, prompt) = match self.submit(conversation) {
@@ -221,7 +221,7 @@ impl Answers<'_> {
             }
         };
         let guard = self.interrupt.guard(vec![stream.abort_handle()]);
-        // Keys that are typed meanwhile are not shown in the answer, and are there when it has ended.
+        // Keys that are typed now are not echoed into the answer. They are read after it.
         let quiet = Mode::enter();
         let prompt_end = llm.prompt_end(&prompt);
         let events = telling_prompt(*console, stream);
@@ -254,8 +254,9 @@ impl Answers<'_> {
             }
             console.detail(summary.line(finished.stats.decode_time));
         }
-        // Half an answer is still what the model said; a question without any answer is taken back, because
-        // templates want the roles to alternate. Reasoning is not repeated: models are trained without it.
+        // A partial answer is kept, because the model said it. A question without any answer is removed,
+        // because templates need alternating roles. Reasoning is not kept: models are trained without it in
+        // earlier turns.
         match content {
             content if content.is_empty() => {
                 conversation.pop();
@@ -275,7 +276,7 @@ impl Answers<'_> {
     }
 }
 
-/// An answer for programs. Fields are added, never renamed.
+/// Writes an answer as JSON. Fields may be added but never renamed.
 fn write_json(answer: &AnswerRender<io::Sink>, outcomes: &[Finished]) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     for finished in outcomes {

@@ -1,4 +1,4 @@
-//! Settings of a chat that can be changed during it, under the names that the interfaces have for them.
+//! Settings that can be changed during a chat, under the names of the HTTP interfaces.
 
 use std::str::FromStr;
 
@@ -8,7 +8,7 @@ use tinyvllm::sampling::SamplingParams;
 /// Changes a parameter.
 ///
 /// # Errors
-/// If there is none of this name, the value is none for it, or it is out of range. Then nothing is changed.
+/// If the name is unknown, or the value is invalid or out of range. Nothing is changed then.
 pub(super) fn set(params: &mut SamplingParams, name: &str, value: &str) -> tinyvllm::Result<()> {
     let mut changed = params.clone();
     match name {
@@ -27,7 +27,7 @@ pub(super) fn set(params: &mut SamplingParams, name: &str, value: &str) -> tinyv
                 .with_hint("/show lists all settings"));
         }
     }
-    // Which tokens there are matters for none of these.
+    // None of these depends on the size of the vocabulary.
     changed.validate(usize::MAX)?;
     *params = changed;
     Ok(())
@@ -59,7 +59,7 @@ fn number<T: FromStr>(name: &str, value: &str) -> tinyvllm::Result<T> {
     value.parse().map_err(|_| Error::invalid_request(format!("{name} cannot be {value}")))
 }
 
-/// A number, or none.
+/// A number, or `none`.
 fn optional<T: FromStr>(name: &str, value: &str) -> tinyvllm::Result<Option<T>> {
     match value {
         "none" | "-1" => Ok(None),

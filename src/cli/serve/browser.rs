@@ -1,14 +1,14 @@
-//! Opens the chat page in the browser of the user that starts the server.
+//! Opens the chat page in the user's browser.
 
 use std::process::{Command, Stdio};
 
 use super::super::console::Console;
 
-/// Opens a page in the user's browser. A failure is a notice.
+/// Opens a page in the browser. A failure is only a notice.
 pub(super) fn open(url: &str, console: Console) {
     let (program, args): (&str, &[&str]) = match std::env::consts::OS {
         "macos" => ("open", &[]),
-        // `start` is a word of the shell, and takes the first quotes for a title.
+        // `start` is a shell builtin, and takes its first quoted argument as a title.
         "windows" => ("cmd", &["/C", "start", ""]),
         _ => ("xdg-open", &[]),
     };
@@ -21,7 +21,7 @@ pub(super) fn open(url: &str, console: Console) {
         }
     };
     match command.spawn() {
-        // A browser may run as long as the server.
+        // The browser may run as long as the server.
         Ok(mut child) => drop(std::thread::spawn(move || match child.wait() {
             Ok(status) if status.success() => {}
             Ok(status) => failed(&status.to_string()),

@@ -9,14 +9,14 @@ use tinyvllm_server::{AccessLog, AccessRecord};
 
 use super::super::console::Console;
 
-/// Log lines that may wait for standard error. Further ones are dropped.
+/// Log lines that may wait for standard error. Further lines are dropped.
 const MAX_WAITING_LINES: usize = 4_096;
-/// Time for the last lines to be written.
+/// Time to write the last lines.
 const FLUSH_TIME: Duration = Duration::from_secs(1);
-/// What probes and `top` ask every second. Lines about their success would be noise.
+/// Paths that probes and `top` request every second. Their successes would be noise.
 const POLLED: [&str; 2] = ["/health", "/metrics"];
 
-/// Form of log lines.
+/// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum LogFormat {
     /// For people
@@ -28,16 +28,16 @@ pub(super) enum LogFormat {
 /// Commands for the thread that writes the log.
 enum LogCommand {
     Write(String),
-    /// Everything before this has been written when the sender is dropped.
+    /// All earlier lines are written when this sender is dropped.
     Flush(SyncSender<()>),
 }
 
-/// A log that hands its lines to a thread, so that no request waits for standard error.
+/// A log whose lines are written by a thread, so that no request waits for standard error.
 pub(super) struct LineLog {
     format: LogFormat,
-    /// Also what programs ask every second.
+    /// Whether requests of [`POLLED`] are logged.
     logs_polls: bool,
-    /// None if nothing is to be logged.
+    /// `None` if logging is off.
     commands: Option<SyncSender<LogCommand>>,
 }
 
@@ -50,7 +50,7 @@ impl AccessLog for LineLog {
         }
         let line = match self.format {
             LogFormat::Text => text_line(&record),
-            // The record has string keys and no failing parts.
+            // The record has string keys, so it serialises without errors.
             LogFormat::Json => serde_json::to_string(&record).unwrap_or_default(),
         };
         // A log that is not read must not stop the server.
@@ -68,7 +68,7 @@ impl AccessLog for LineLog {
 }
 
 impl LineLog {
-    /// A log in this format; nothing is written if it is off.
+    /// Starts a log in this format, or one that writes nothing.
     pub(super) fn start(format: LogFormat, is_wanted: bool, console: Console) -> anyhow::Result<Self> {
         let logs_polls = console.is_verbose();
         if !is_wanted || console.is_quiet() {
@@ -79,12 +79,12 @@ impl LineLog {
         Ok(Self { format, logs_polls, commands: Some(commands) })
     }
 
-    /// Waits until everything is written, or for a limited time if it is not read.
+    /// Waits until everything is written, or for a limited time if standard error is not read.
     pub(super) fn flush(&self) {
         let (done, written) = sync_channel(1);
         let command = LogCommand::Flush(done);
         if self.commands.as_ref().is_some_and(|commands| commands.try_send(command).is_ok()) {
-            // The sender is dropped, which is an error too.
+            // The thread drops the sender, which is an error here.
             let _ = written.recv_timeout(FLUSH_TIME);
         }
     }
@@ -93,7 +93,7 @@ impl LineLog {
 fn write_lines(commands: &Receiver<LogCommand>) {
     for command in commands {
         match command {
-            // A user that closed standard error needs no error about it.
+            // A user who closed standard error needs no error about it.
             LogCommand::Write(line) => drop(writeln!(io::stderr().lock(), "{line}")),
             LogCommand::Flush(done) => drop(done),
         }

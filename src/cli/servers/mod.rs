@@ -1,7 +1,7 @@
-//! The servers of this user on this machine: a file for each, which `ps` and `stop` read.
+//! This user's servers on this machine: a file for each, which `ps` and `stop` read.
 //!
-//! A server holds a lock next to its file as long as it lives. So a file without such a lock was left by a server that was
-//! killed, whatever process has its number now.
+//! A running server holds a lock next to its file. A file without a held lock belongs to a server that was
+//! killed, even if another process now has its id.
 
 mod process;
 
@@ -16,22 +16,22 @@ use tinyvllm::llm::cache_folder;
 
 pub(crate) use process::{memory_bytes, send_stop};
 
-/// A server that runs, as it says.
+/// A server's record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
-    /// Number of its process.
+    /// Its process id.
     pub(crate) pid: u32,
-    /// When that process began, in the system's own unit, where the system reports it.
+    /// Start time of the process in a unit of the system, where the system reports it.
     started: Option<u64>,
-    /// Where it listens.
+    /// The address that it listens on.
     pub(crate) address: SocketAddr,
-    /// Names of its model; the first one is in answers.
+    /// Names of its model; answers use the first one.
     pub(crate) models: Vec<String>,
-    /// When it began, in seconds since 1970.
+    /// Start time of the server, in seconds since 1970.
     since: u64,
 }
 
-/// A server's own entry, which goes with it.
+/// A server's own entry, removed on drop.
 #[derive(Debug)]
 pub(crate) struct Entry {
     path: PathBuf,
@@ -40,25 +40,25 @@ pub(crate) struct Entry {
 }
 
 impl Record {
-    /// This process.
+    /// The record of this process.
     pub(crate) fn own(address: SocketAddr, models: Vec<String>) -> Self {
         let pid = std::process::id();
         let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         Self { pid, started: process::started(pid), address, models, since }
     }
 
-    /// For how long it has been running.
+    /// How long it has been running.
     pub(crate) fn age(&self) -> Duration {
         let since = UNIX_EPOCH + Duration::from_secs(self.since);
         SystemTime::now().duration_since(since).unwrap_or_default()
     }
 
-    /// Where programs of this machine reach it.
+    /// The URL for programs on this machine.
     pub(crate) fn url(&self) -> String {
         format!("http://{}", reachable(self.address))
     }
 
-    /// Whether `word` names it: a model, its process, its port or its address.
+    /// Whether `word` matches it: as a model, process id, port or address.
     pub(crate) fn is_meant_by(&self, word: &str) -> bool {
         let address = word.trim_start_matches("http://").trim_end_matches('/').trim_end_matches("/v1");
         self.models.iter().any(|model| model.eq_ignore_ascii_case(word))
@@ -67,13 +67,13 @@ impl Record {
             || [self.address, reachable(self.address)].iter().any(|own| address.parse() == Ok(*own))
     }
 
-    /// Whether the process of that number is the one that wrote this.
+    /// Whether the process with this id is the one that wrote the record.
     pub(crate) fn is_same_process(&self) -> bool {
         self.started.is_none() || process::started(self.pid) == self.started
     }
 }
 
-/// The address itself, or this machine's for a server that listens everywhere.
+/// The address itself, or the loopback address for a server that listens on all.
 pub(crate) fn reachable(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         ip if !ip.is_unspecified() => ip,
@@ -83,10 +83,10 @@ pub(crate) fn reachable(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, address.port())
 }
 
-/// Writes this server down until the entry is dropped.
+/// Adds this server to the list until the entry is dropped.
 ///
 /// # Errors
-/// If no folder can be written, or its file system has no locks.
+/// If no folder is writable, or the file system has no locks.
 pub(crate) fn enter(record: &Record) -> io::Result<Entry> {
     let mut failure = io::Error::new(io::ErrorKind::NotFound, "there is no home folder");
     for folder in folders() {
@@ -98,7 +98,7 @@ pub(crate) fn enter(record: &Record) -> io::Result<Entry> {
     Err(failure)
 }
 
-/// The servers that run, the oldest first. Files of those that were killed are removed.
+/// The running servers, oldest first. Removes files of killed servers.
 pub(crate) fn running() -> Vec<Record> {
     let mut records: Vec<Record> = folders().iter().flat_map(|folder| running_in(folder)).collect();
     records.sort_by_key(|record| (record.since, record.pid));
@@ -106,8 +106,8 @@ pub(crate) fn running() -> Vec<Record> {
     records
 }
 
-/// Where entries may be: in the folder of this session, which is private and is removed when the session ends, or in the
-/// user's cache. A server may have been started with other variables, so both are read.
+/// The folders for entries: that of this session, which is private and is removed when the session ends, or
+/// the user's cache. Other servers may have been started with other variables, so both are read.
 fn folders() -> Vec<PathBuf> {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
     let runtime = runtime.map(|folder| PathBuf::from(folder).join("tinyvllm"));
@@ -116,16 +116,16 @@ fn folders() -> Vec<PathBuf> {
 
 fn enter_in(folder: &Path, record: &Record) -> io::Result<Entry> {
     create_private(folder)?;
-    // Those that were killed leave nothing for long.
+    // Removes files of killed servers.
     running_in(folder);
-    // A process may serve on several ports.
+    // A process may run servers on several ports.
     let name = format!("{}-{}", record.pid, record.address.port());
     let (path, lock_path) =
         (folder.join(&name).with_extension("json"), folder.join(&name).with_extension("lock"));
     let lock = private().truncate(true).open(&lock_path)?;
     lock.try_lock().map_err(io::Error::from)?;
     let entry = Entry { path: path.clone(), lock_path, _lock: lock };
-    // A reader finds the lock and all of it.
+    // So that a reader sees the complete file, with its lock held.
     let temporary = path.with_extension("tmp");
     serde_json::to_writer(private().truncate(true).open(&temporary)?, record)?;
     fs::rename(&temporary, &path)?;
@@ -134,7 +134,7 @@ fn enter_in(folder: &Path, record: &Record) -> io::Result<Entry> {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        // Without its lock, what cannot be removed says nothing.
+        // If this fails, the file is ignored because its lock is free.
         let _ = fs::remove_file(&self.path);
         let _ = fs::remove_file(&self.lock_path);
     }
@@ -168,7 +168,7 @@ fn create_private(folder: &Path) -> io::Result<()> {
     builder.create(folder)
 }
 
-/// Files that only this user reads.
+/// Opens files that only this user can read.
 fn private() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.create(true).write(true);
@@ -201,7 +201,7 @@ mod tests {
         }
         drop(entry);
         assert_eq!(running_in(&folder), [record(82)]);
-        // A server that was killed leaves its files and no lock.
+        // A killed server leaves its files but no lock.
         let Entry { path, .. } = &other;
         fs::copy(path, folder.join("1-83.json")).unwrap();
         fs::write(folder.join("1-83.lock"), "").unwrap();

@@ -1,12 +1,13 @@
-//! What the system knows of a process, and how it is stopped.
+//! Information about a process, and how it is stopped.
 
 use tinyvllm::Error;
 
-/// When the process began, in a unit of the system. On Linux only, where it distinguishes two processes with one id.
+/// Start time of the process, in a unit of the system. Only Linux has it. It distinguishes two processes with
+/// the same id.
 #[cfg(target_os = "linux")]
 pub(super) fn started(pid: u32) -> Option<u64> {
     let line = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name may have spaces and parentheses; after it comes the third field.
+    // The name may contain spaces and parentheses. The third field comes after it.
     let (_, rest) = line.rsplit_once(')')?;
     rest.split_whitespace().nth(22 - 3)?.parse().ok()
 }
@@ -16,7 +17,7 @@ pub(super) fn started(_pid: u32) -> Option<u64> {
     None
 }
 
-/// Bytes of memory that the process takes, with what it has mapped of files.
+/// Memory of the process in bytes, including mapped files.
 pub(crate) fn memory_bytes(pid: u32) -> Option<u64> {
     let kilobytes = if cfg!(target_os = "linux") {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -32,15 +33,15 @@ pub(crate) fn memory_bytes(pid: u32) -> Option<u64> {
     Some(kilobytes * 1_024)
 }
 
-/// Has the process end what it does and go.
+/// Asks the process to finish its work and end.
 ///
 /// # Errors
-/// If it is not there any more, or the system has no such signal.
+/// If the process does not exist any more, or the system has no such signal.
 #[cfg(unix)]
 pub(crate) fn send_stop(pid: u32) -> tinyvllm::Result<()> {
     use nix::sys::signal::{Signal, kill};
     let failed = |source: std::io::Error| Error::io(format_args!("cannot stop process {pid}"), source);
-    let number = i32::try_from(pid).map_err(|_| Error::internal(format!("{pid} is no process")))?;
+    let number = i32::try_from(pid).map_err(|_| Error::internal(format!("{pid} is not a process id")))?;
     kill(nix::unistd::Pid::from_raw(number), Signal::SIGTERM).map_err(|errno| failed(errno.into()))
 }
 

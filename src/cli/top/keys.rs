@@ -1,7 +1,7 @@
-//! Keys, as they are pressed.
+//! Key presses.
 //!
-//! The terminal neither waits for the end of a line nor shows what is typed, until [`Keys`] is dropped. Ctrl-C stays
-//! what it is. Where there is no terminal to read from there are no keys.
+//! The terminal neither waits for the end of a line nor echoes, until [`Keys`] is dropped. Ctrl-C works as
+//! usual. Without a terminal there are no keys.
 
 use std::io::Read;
 
@@ -17,19 +17,19 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    /// Reads the keyboard from now on.
+    /// Starts to read the keyboard.
     pub(super) fn listen() -> Self {
         let (sender, pressed) = mpsc::channel(16);
         let mode = Mode::enter();
         if mode.is_some() {
-            // It ends with the program: nothing can take back a read.
+            // The thread ends with the program, because a pending read cannot be cancelled.
             std::thread::spawn(move || read(&sender));
         }
-        // Without a sender the channel is closed at once.
+        // Without a sender, the channel is closed at once.
         Self { pressed, _mode: mode }
     }
 
-    /// The next key; never, if there is no keyboard.
+    /// The next key. Without a keyboard it waits forever.
     pub(super) async fn next(&mut self) -> u8 {
         match self.pressed.recv().await {
             Some(key) => key,

@@ -1,11 +1,11 @@
-//! The text format of Prometheus: names, labels and values.
+//! Parses the text format of Prometheus: names, labels and values.
 //!
-//! Takes pages of OpenMetrics too: timestamps and exemplars are passed over. A line that is none of the format
-//! is skipped, so that one strange metric does not hide the others.
+//! It accepts OpenMetrics too: timestamps and exemplars are ignored. Invalid lines are skipped, so that one
+//! strange metric does not hide the others.
 
 use std::collections::BTreeMap;
 
-/// One line: a series and its value.
+/// A sample: a series and its value.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Sample {
     pub(super) series: Series,
@@ -46,7 +46,7 @@ fn parse_line(line: &str) -> Option<Sample> {
         Some(rest) => parse_labels(rest)?,
         None => (BTreeMap::new(), rest),
     };
-    // What follows the value is a timestamp or an exemplar.
+    // A timestamp or an exemplar may come after the value.
     let value = parse_value(rest.split_whitespace().next()?)?;
     Some(Sample { series: Series { name: name.to_owned(), labels }, value })
 }
@@ -55,7 +55,7 @@ fn is_name(character: char) -> bool {
     character.is_ascii_alphanumeric() || matches!(character, '_' | ':')
 }
 
-/// Labels after the opening brace, and what follows the closing one.
+/// Labels after the opening brace, and the text after the closing one.
 fn parse_labels(mut rest: &str) -> Option<(BTreeMap<String, String>, &str)> {
     let mut labels = BTreeMap::new();
     loop {
@@ -74,7 +74,7 @@ fn parse_labels(mut rest: &str) -> Option<(BTreeMap<String, String>, &str)> {
     }
 }
 
-/// Text up to the closing quote, without its escapes, and what follows the quote.
+/// The unescaped text up to the closing quote, and the text after it.
 fn parse_quoted(rest: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut characters = rest.char_indices();
@@ -93,7 +93,7 @@ fn parse_quoted(rest: &str) -> Option<(String, &str)> {
 }
 
 fn parse_value(word: &str) -> Option<f64> {
-    // Rust reads inf, infinity and nan in any case and with a sign, as Go writes them.
+    // Rust parses inf, infinity and nan in any case and with a sign, as Go writes them.
     word.parse().ok()
 }
 
@@ -101,7 +101,7 @@ fn parse_value(word: &str) -> Option<f64> {
 mod tests {
     use super::*;
 
-    /// The one sample of a line as `name{labels} value`, with the labels in order.
+    /// The only sample of a line as `name{labels} value`, with sorted labels.
     fn show(line: &str) -> Option<String> {
         let samples = parse(line);
         assert!(samples.len() <= 1, "{line}");

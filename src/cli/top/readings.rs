@@ -1,4 +1,4 @@
-//! From two pages of metrics to the numbers that are shown.
+//! Computes the displayed numbers from two pages of metrics.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,37 +7,38 @@ use serde_json::{Value, json};
 
 use super::snapshot::{Histogram, Increase, Quantile, Snapshot};
 
-/// What a server did in an interval and how it is now. None is what its metrics do not say.
+/// What a server did in an interval, and its current state. `None` if its metrics lack a number.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Readings {
     pub(super) models: Vec<String>,
     pub(super) interval: Duration,
     pub(super) num_running: Option<f64>,
     pub(super) num_waiting: Option<f64>,
-    /// Share of the KV cache in use, 0 to 1.
+    /// Fraction of the KV cache in use.
     pub(super) kv_cache_usage: Option<f64>,
-    /// Blocks of the KV cache, and tokens in each.
+    /// Number of blocks of the KV cache, and tokens in each.
     pub(super) kv_cache_blocks: Option<(u64, u64)>,
-    /// Tokens and preemptions a second.
+    /// Tokens and preemptions per second.
     pub(super) prompt_throughput: Option<f64>,
     pub(super) generation_throughput: Option<f64>,
     pub(super) preemptions: Option<f64>,
-    /// Share of the prompt tokens of the interval that the prefix cache had; none if there was no prompt.
+    /// Fraction of the interval's prompt tokens that the prefix cache had; `None` if there was no prompt.
     pub(super) prefix_cache_hit_rate: Option<f64>,
-    /// Share of the tokens that it lacked and that were looked up in files or elsewhere; none if none were.
+    /// Of the tokens that it lacked and that were looked up in files or elsewhere, the fraction that was
+    /// found; `None` if there was no look-up.
     pub(super) external_hit_rate: Option<f64>,
-    /// Where that is, as far as this program's servers say it.
+    /// Where they were looked up, if the server reports it.
     pub(super) external_tier: &'static str,
-    /// Fraction of the interval's drafted tokens that were accepted; none if none were drafted.
+    /// Fraction of the interval's drafted tokens that were accepted; `None` if there were none.
     pub(super) draft_acceptance_rate: Option<f64>,
-    /// Requests that finished, a second, by reason.
+    /// Finished requests per second, by reason.
     pub(super) finished: BTreeMap<String, f64>,
     pub(super) ttft: Latency,
     pub(super) itl: Latency,
     pub(super) e2e: Latency,
 }
 
-/// Of the observations of an interval, in seconds.
+/// Quantiles of an interval, in seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Latency {
     pub(super) median: Option<Quantile>,
@@ -45,7 +46,7 @@ pub(super) struct Latency {
 }
 
 impl Readings {
-    /// What happened in `interval` between two pages.
+    /// Computes the differences between two pages that are `interval` apart.
     pub(super) fn between(before: &Snapshot, after: &Snapshot, interval: Duration) -> Self {
         let increase = Increase { before, after };
         let seconds = interval.as_secs_f64().max(1e-3);
@@ -94,12 +95,12 @@ impl Readings {
         }
     }
 
-    /// None of the metrics that are shown is there: this is no server of a model.
+    /// Whether all displayed metrics are missing: then this is not a model server.
     pub(super) fn is_empty(&self) -> bool {
         self.num_running.is_none() && self.generation_throughput.is_none()
     }
 
-    /// For programs. Rates are a second, latencies in milliseconds.
+    /// JSON for programs. Rates are per second, latencies in milliseconds.
     pub(super) fn json(&self, url: &str) -> Value {
         let latency = |latency: &Latency| {
             let of = |quantile: Option<Quantile>| {

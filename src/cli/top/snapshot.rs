@@ -1,7 +1,7 @@
-//! A page of metrics, and what happened between two of them.
+//! A page of metrics, and the differences between two pages.
 //!
-//! Counters of all engines and models of a server are added up. Each series is compared with itself, so a
-//! restarted engine, whose counters begin at 0 again, makes no negative numbers.
+//! Counters of all engines and models of a server are summed. Each series is compared with its own former
+//! value, so a restarted engine, whose counters begin at 0 again, gives no negative numbers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ pub(super) struct Snapshot {
 }
 
 impl Snapshot {
-    /// None if the page has no metric at all.
+    /// `None` if the page has no metric.
     pub(super) fn parse(page: &str) -> Option<Self> {
         let samples = prometheus::parse(page);
         let values: BTreeMap<Series, f64> =
@@ -29,12 +29,12 @@ impl Snapshot {
         self.values.range(from..).take_while(is_named).map(|(series, value)| (series, *value))
     }
 
-    /// The sum of a gauge, under the first of these names that the page has.
+    /// The sum of a gauge, under the first of these names on the page.
     pub(super) fn sum(&self, names: &[&str]) -> Option<f64> {
         self.first_of(names, |values| values.iter().sum())
     }
 
-    /// The mean of a gauge: of shares, a sum says nothing.
+    /// The mean of a gauge, for fractions, which have no meaningful sum.
     pub(super) fn mean(&self, names: &[&str]) -> Option<f64> {
         self.first_of(names, |values| values.iter().sum::<f64>() / values.len() as f64)
     }
@@ -47,18 +47,18 @@ impl Snapshot {
         })
     }
 
-    /// The different values of a label, anywhere on the page.
+    /// The distinct values of a label on the page.
     pub(super) fn label_values(&self, label: &str) -> BTreeSet<&str> {
         self.values.keys().filter_map(|series| series.label(label)).collect()
     }
 
-    /// A label of the first series of this name that has it.
+    /// The label in the first series with this name that has it.
     pub(super) fn label(&self, name: &str, label: &str) -> Option<&str> {
         self.named(name).find_map(|(series, _)| series.label(label))
     }
 }
 
-/// What was counted between two pages.
+/// The increases between two pages.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Increase<'a> {
     pub(super) before: &'a Snapshot,
@@ -66,8 +66,8 @@ pub(super) struct Increase<'a> {
 }
 
 impl Increase<'_> {
-    /// By how much a counter grew, under the first of these names that there is. Each is looked for with `_total`
-    /// and without, since not every library writes it.
+    /// The increase of a counter, under the first of these names that exists. Each name is tried with and
+    /// without `_total`, because not every library writes it.
     pub(super) fn of(&self, names: &[&str]) -> Option<f64> {
         self.by_label(names, "").map(|counts| counts.into_values().sum())
     }
@@ -87,7 +87,7 @@ impl Increase<'_> {
         None
     }
 
-    /// The observations of a histogram, under the first of these names that there is.
+    /// The observations of a histogram, under the first of these names that exists.
     pub(super) fn histogram(&self, names: &[&str]) -> Option<Histogram> {
         names.iter().find_map(|name| {
             let mut buckets: Vec<(f64, f64)> = Vec::new();
@@ -112,7 +112,7 @@ impl Increase<'_> {
             let before = self.before.values.get(series).copied().filter(|before| before.is_finite());
             let grown = match before {
                 Some(before) if before <= after => after - before,
-                // It is new, or it began again at 0.
+                // The series is new, or restarted at 0.
                 _ => after,
             };
             (series, grown)
@@ -120,36 +120,36 @@ impl Increase<'_> {
     }
 }
 
-/// Observations by size: pairs of a bound and of how many are at most it, in ascending order.
+/// A histogram: pairs of a bound and the number of observations up to it, in ascending order.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Histogram {
     buckets: Vec<(f64, f64)>,
 }
 
-/// A quantile, as far as a histogram knows it.
+/// A quantile, as exact as the histogram allows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Quantile {
-    /// Interpolated in its bucket.
+    /// Interpolated within its bucket.
     About(f64),
-    /// It is in the last bucket, which has no upper bound.
+    /// In the last bucket, which has no upper bound.
     Above(f64),
 }
 
 impl Histogram {
-    /// How many observations there are.
+    /// The number of observations.
     pub(super) fn count(&self) -> f64 {
         self.buckets.last().map_or(0.0, |(_, count)| *count)
     }
 
-    /// The value that this share of the observations does not exceed, as Prometheus's `histogram_quantile` finds
-    /// it: evenly spread within a bucket, the first of which begins at 0. None without observations.
+    /// A quantile, computed as by Prometheus's `histogram_quantile`: observations are evenly spread within a
+    /// bucket, and the first bucket begins at 0. `None` without observations.
     pub(super) fn quantile(&self, fraction: f64) -> Option<Quantile> {
         let count = self.count();
         if count <= 0.0 {
             return None;
         }
         let rank = count * fraction.clamp(0.0, 1.0);
-        // Counts of series that are reset in between need not ascend.
+        // If some series were reset, the counts may not ascend.
         let index = self.buckets.iter().position(|(_, at_most)| *at_most >= rank && *at_most > 0.0)?;
         let (upper, at_most) = self.buckets[index];
         let (lower, below) = match index.checked_sub(1) {
@@ -234,7 +234,7 @@ mod tests {
     }
 
     proptest! {
-        /// A quantile is in the bucket in which the value of its rank is.
+        /// A quantile is in the bucket with the value of its rank.
         #[test]
         fn a_quantile_is_in_the_right_bucket(
             mut values in prop::collection::vec(0.01_f64..12.0, 1..50),

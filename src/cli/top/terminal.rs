@@ -1,8 +1,8 @@
-//! A terminal whose screen is redrawn.
+//! Redraws the screen of a terminal.
 //!
-//! Everything goes to the alternate screen, so what the terminal had before is there again afterwards, however the
-//! program ends. A frame is one write between the marks that terminals know for it, and each line is cleared only
-//! after its text: nothing flickers.
+//! All output goes to the alternate screen, so the former contents reappear at the end of the program. A
+//! frame is one write between the terminal's marks for synchronised output, and each line is cleared only
+//! after its text. So nothing flickers.
 
 use std::io::{self, Write};
 
@@ -11,7 +11,7 @@ use terminal_size::{Height, Width, terminal_size};
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
-/// The alternate screen, left when dropped.
+/// The alternate screen, left on drop.
 #[derive(Debug)]
 pub(super) struct Terminal {
     output: io::Stdout,
@@ -27,12 +27,12 @@ impl Terminal {
         Ok(Self { output })
     }
 
-    /// Columns and rows, as they are now.
+    /// The current number of columns and rows.
     pub(super) fn size() -> (usize, usize) {
         terminal_size().map_or((80, 24), |(Width(width), Height(height))| (width.into(), height.into()))
     }
 
-    /// Shows these lines, which must fit.
+    /// Draws these lines, which must fit.
     ///
     /// # Errors
     /// If the terminal cannot be written to.
@@ -44,7 +44,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // A terminal that is gone needs nothing.
+        // This fails only if the terminal is gone.
         let _ = self.output.write_all(LEAVE.as_bytes()).and_then(|()| self.output.flush());
     }
 }

@@ -1,4 +1,4 @@
-//! What `tinyvllm top` shows: readings as lines of text.
+//! The display of `tinyvllm top`: readings as lines of text.
 //!
 //! Pure: lines are made for a width and cut to it, so nothing wraps on a narrow terminal.
 
@@ -8,16 +8,16 @@ use super::readings::{Latency, Readings};
 use super::snapshot::Quantile;
 use crate::console::{Style, styled};
 
-/// Intervals that are remembered: more than any terminal has columns.
+/// Intervals in the history: more than any terminal has columns.
 const MAX_HISTORY: usize = 500;
-/// Columns of a bar, where the terminal is wide enough.
+/// Columns of a bar on a wide terminal.
 const BAR_WIDTH: usize = 24;
-/// Columns in which everything fits.
+/// Width from which everything fits.
 const WIDE: usize = 68;
 /// Columns of the names.
 const NAME_WIDTH: usize = 14;
 
-/// Rates of the intervals so far, the newest last; none where the server was away.
+/// Rates of the past intervals, newest last; `None` if the server did not answer.
 #[derive(Debug, Clone, Default)]
 pub(super) struct History {
     generation: VecDeque<Option<f64>>,
@@ -37,18 +37,18 @@ impl History {
     }
 }
 
-/// What is on the screen.
+/// The contents of the screen.
 #[derive(Debug)]
 pub(super) struct Screen<'a> {
     pub(super) url: &'a str,
-    /// What the last interval had; the last known if the server is away.
+    /// The readings of the last interval, or the last known ones if the server does not answer.
     pub(super) readings: &'a Readings,
-    /// Why there is nothing newer.
+    /// Why there are no newer ones.
     pub(super) problem: Option<&'a str>,
     pub(super) history: &'a History,
 }
 
-/// Parts of a line, each with how it looks.
+/// A line: texts with their styles.
 type Line = Vec<(Option<Style>, String)>;
 
 impl Screen<'_> {
@@ -79,7 +79,7 @@ impl Screen<'_> {
             None => vec![(Some(Style::Dim), format!("last {:.1} s", readings.interval.as_secs_f64()))],
         });
         lines.push(Vec::new());
-        // On a narrow terminal, columns are dropped before words.
+        // On a narrow terminal, columns are narrowed before words are cut.
         let (gap, number_width) = if width < WIDE { (" ", 3) } else { ("  ", 6) };
         lines.push(vec![
             name("requests"),
@@ -128,7 +128,7 @@ impl Screen<'_> {
             rate(readings.generation_throughput),
             chart(&self.history.generation),
         ]);
-        // What there is nothing of would push out what there is.
+        // Reasons without requests would push out the others.
         let finished = readings.finished.iter().filter(|(_, rate)| **rate > 0.0);
         let finished: Vec<String> =
             finished.map(|(reason, rate)| format!("{reason} {}", show_rate(*rate))).collect();
@@ -177,7 +177,7 @@ fn cut(line: &Line, width: usize, with_styles: bool) -> String {
     let mut left = width;
     let mut shown = String::new();
     for (style, text) in line {
-        // What a server says of itself must not move the cursor.
+        // Text from the server must not move the cursor.
         let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(left).collect();
         left -= text.chars().count();
         match style {
@@ -226,7 +226,7 @@ fn bar(share: f64, width: usize) -> String {
     format!("{}{}", "█".repeat(num_full), "░".repeat(width - num_full))
 }
 
-/// The newest `width` rates, the highest of which is as high as a line.
+/// A chart of the newest `width` rates, scaled to the highest one.
 fn sparkline(rates: &VecDeque<Option<f64>>, width: usize) -> String {
     const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let newest = rates.iter().skip(rates.len().saturating_sub(width));
@@ -294,7 +294,7 @@ mod tests {
         ] {
             assert!(text.contains(wanted), "{wanted} is missing in\n{text}");
         }
-        // Nothing of it is cut in 60 columns.
+        // Nothing is cut in 60 columns.
         let narrow = screen.lines(60, 50, false).join("\n");
         for wanted in
             ["3 running   – waiting   – preempted/s", "░  64 blocks of 32\n", "123 tokens/s", "stop 2.0\n"]

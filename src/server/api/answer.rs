@@ -1,4 +1,4 @@
-//! What the interfaces have in common when they answer.
+//! The trait that all interfaces implement for their answers.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -12,16 +12,16 @@ use super::super::history::Identity;
 use super::options::StreamOptions;
 use super::stream::StreamWriter;
 
-/// The style in which one interface answers, at once or as a stream.
+/// The answer of one interface, complete or as a stream.
 pub(super) trait Answer: Sized + Send + 'static {
     type Writer: StreamWriter;
 
-    /// Under which names the request is remembered.
+    /// The ids of the request in the history.
     fn identity(&self, request_id: Arc<str>, caller: Caller) -> Identity;
 
-    /// Waits for everything and answers.
+    /// Waits for the whole output and answers.
     fn collect(self, generation: Generation) -> impl Future<Output = Result<Response, ApiError>> + Send;
 
-    /// Answers chunk by chunk.
+    /// Answers as a stream.
     fn into_writer(self, options: StreamOptions) -> Self::Writer;
 }

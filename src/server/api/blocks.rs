@@ -1,8 +1,8 @@
-//! Answers that consist of blocks: reasoning, text and calls of tools, one after the other. What OpenAI's responses,
-//! Anthropic's messages and ollama's interface have in common.
+//! Answers that consist of blocks: reasoning, text and tool calls, one after the other. OpenAI's responses,
+//! Anthropic's messages and ollama's interface share this.
 //!
-//! A stream writes the steps in which blocks come about, and an answer that comes whole is the blocks, so the two
-//! cannot differ.
+//! A stream writes the steps by which blocks grow, and a complete answer writes the blocks, so the two cannot
+//! differ.
 
 use std::sync::Arc;
 
@@ -24,17 +24,17 @@ use tinyvllm::llm::TextEvent;
 use tinyvllm::sampling::TokenLogprobs;
 use tinyvllm::tokenizer::Tokenizer;
 
-/// A part of an answer.
+/// A block of an answer.
 #[derive(Debug)]
 pub(super) struct Block {
     pub(super) kind: BlockKind,
-    /// What is thought or said, or the arguments of the call, as far as they have come.
+    /// The reasoning, the text, or the arguments of the call, so far.
     pub(super) text: String,
-    /// What is reported of the tokens of text, if requested.
+    /// The report on the tokens of the text, if requested.
     pub(super) tokens: Vec<ChatToken>,
 }
 
-/// What a block is.
+/// The kind of a block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum BlockKind {
     Reasoning,
@@ -42,33 +42,33 @@ pub(super) enum BlockKind {
     Call { id: String, name: String },
 }
 
-/// What happens to the blocks, by their numbers. One ends before the next begins.
+/// Changes of the blocks, which are given by their index. A block ends before the next one begins.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// There is a new block. What is in it comes in further steps.
+    /// A new block. Its contents come in further steps.
     Begin(usize),
-    /// It continues.
+    /// The block continues.
     Delta { index: usize, text: String, tokens: Vec<ChatToken> },
-    /// It is complete, or as far as it gets.
+    /// The block is complete or cut off.
     End(usize),
 }
 
-/// An answer in blocks, as far as it has come.
+/// The blocks of an answer so far.
 #[derive(Debug)]
 pub(super) struct Blocks {
     turn: Turn,
     blocks: Vec<Block>,
     is_open: bool,
     has_logprobs: bool,
-    /// Tokens whose text, if it is any, is still held back.
+    /// Tokens whose text is still held back.
     pending: Vec<(u32, Option<TokenLogprobs>)>,
     pub(super) totals: Totals,
-    /// Why it ended, in the words of chats, and the stop string that was found.
+    /// Why the answer ended, as chats name it, and the stop string that was found.
     end: Option<(&'static str, Option<String>)>,
 }
 
 impl Blocks {
-    /// The answer to this request, with this parser.
+    /// An empty answer to this request, with this parser.
     pub(super) fn new(request: &Request, turns: TurnFormat) -> Self {
         let totals = Totals {
             num_prompt_tokens: request.prompt_token_ids.len(),
@@ -91,7 +91,7 @@ impl Blocks {
         &self.blocks
     }
 
-    /// Why the answer ended, in the words of chats; none if it has not.
+    /// Why the answer ended, as chats name it; `None` if it has not ended.
     pub(super) fn finish_reason(&self) -> Option<&'static str> {
         self.end.as_ref().map(|(reason, _)| *reason)
     }
@@ -101,12 +101,12 @@ impl Blocks {
         self.end.as_ref()?.1.as_deref()
     }
 
-    /// Whether the answer was cut off in this block.
+    /// Whether this block is the one in which the answer was cut off.
     pub(super) fn is_cut_off(&self, index: usize) -> bool {
         self.finish_reason() == Some("length") && index + 1 == self.blocks.len()
     }
 
-    /// Takes the next event.
+    /// Applies the next event.
     pub(super) fn push(&mut self, event: TextEvent, tokenizer: Option<&Tokenizer>) -> Vec<Step> {
         let mut steps = Vec::new();
         match event {
@@ -139,7 +139,7 @@ impl Blocks {
             TurnDelta::Reasoning(text) => self.extend(BlockKind::Reasoning, text, tokenizer, steps),
             TurnDelta::Content(text) => self.extend(BlockKind::Text, text, tokenizer, steps),
             TurnDelta::Call { id, name, .. } => self.begin(BlockKind::Call { id, name }, steps),
-            // They follow the beginning of their call.
+            // They come after the beginning of their call.
             TurnDelta::Arguments { text, .. } => self.append(text, Vec::new(), steps),
         }
     }
@@ -185,27 +185,27 @@ impl Blocks {
 
 /// How an interface writes blocks.
 pub(super) trait BlockStyle: Send + Unpin + 'static {
-    /// What a stream consists of.
+    /// The media type of a stream.
     const CONTENT_TYPE: &'static str = "text/event-stream";
-    /// Tells proxies that a stream lives.
+    /// Shows proxies that the stream is alive.
     const KEEP_ALIVE: &'static [u8];
 
-    /// Under which names the request is remembered.
+    /// The ids of the request in the history.
     fn identity(&self, request_id: Arc<str>, caller: Caller) -> Identity;
 
-    /// The answer as a whole.
+    /// The complete answer.
     fn whole(&mut self, blocks: &Blocks) -> Value;
 
-    /// What comes first in a stream.
+    /// Writes the beginning of a stream.
     fn write_begin(&mut self, blocks: &Blocks, bytes: &mut Vec<u8>);
 
-    /// A step, which `blocks` already contain.
+    /// Writes a step, which `blocks` already includes.
     fn write_step(&mut self, blocks: &Blocks, step: Step, bytes: &mut Vec<u8>);
 
-    /// What comes last.
+    /// Writes the end of a stream.
     fn write_end(&mut self, blocks: &Blocks, bytes: &mut Vec<u8>);
 
-    /// What comes last if the generation failed.
+    /// Writes the end of a stream whose generation failed.
     fn write_error(&mut self, blocks: &Blocks, error: &ApiError, bytes: &mut Vec<u8>);
 }
 
@@ -237,7 +237,7 @@ impl<S: BlockStyle> Answer for BlockResponse<S> {
     }
 }
 
-/// Turns events into those of the interface.
+/// Converts events into those of the interface.
 pub(super) struct BlockWriter<S> {
     shape: BlockResponse<S>,
     bytes: Vec<u8>,

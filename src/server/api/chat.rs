@@ -1,4 +1,4 @@
-//! `/v1/chat/completions`: a conversation through the model's own template.
+//! `/v1/chat/completions`: a conversation, rendered with the model's own template.
 
 use std::sync::Arc;
 
@@ -61,7 +61,7 @@ fn conversation(fields: &mut Fields, tools: ToolRequest) -> Result<Conversation,
     let add_generation_prompt = fields.bool("add_generation_prompt")?;
     if continue_final_message && add_generation_prompt == Some(true) {
         let message =
-            "continue_final_message and add_generation_prompt exclude each other; send one of them as false";
+            "continue_final_message and add_generation_prompt exclude each other; set one of them to false";
         return Err(ApiError::invalid("continue_final_message", message));
     }
     Ok(Conversation {
@@ -75,7 +75,7 @@ fn conversation(fields: &mut Fields, tools: ToolRequest) -> Result<Conversation,
     })
 }
 
-/// The newer name wins; both may be given if they agree.
+/// The newer name wins. Both are accepted if they agree.
 fn max_tokens(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     let old = fields.limit("max_tokens", 1)?;
     let new = fields.limit("max_completion_tokens", 1)?;
@@ -109,7 +109,7 @@ fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     }
 }
 
-/// What the request gives to the template.
+/// The template variables of the request.
 fn template_variables(fields: &mut Fields) -> Result<Variables, ApiError> {
     let effort = fields.string("reasoning_effort")?;
     conversation::template_variables(fields, effort.map(|effort| ("reasoning_effort", effort)))

@@ -1,4 +1,4 @@
-//! `/v1/completions`: prompts as they are, in text or in token ids.
+//! `/v1/completions`: prompts without a template, as text or token ids.
 
 use std::sync::Arc;
 
@@ -67,12 +67,12 @@ pub(super) fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Respon
         };
         let left = engine.config().max_model_len.saturating_sub(prompt_token_ids.len());
         params.max_tokens = Some(match max_tokens {
-            // An almost full window is no reason to refuse a default.
+            // A prompt that leaves less than the default is no error.
             None => {
                 let default = model.llm.default_max_tokens(prompt_token_ids.len(), &params);
                 default.map_or(DEFAULT_MAX_TOKENS, |most| most.min(DEFAULT_MAX_TOKENS)).min(left).max(1)
             }
-            // With `echo` the prompt alone can be requested. It must fit as any other.
+            // With `echo`, the prompt alone can be requested. It has to fit like any other.
             Some(0) if echo => 1,
             Some(NO_LIMIT) => left.max(1),
             Some(given) => given,
@@ -99,7 +99,7 @@ pub(super) fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Respon
     let report =
         PromptReport::prepare(&mut requests, options.prompt_logprobs, params.logprobs.filter(|_| echo))?;
     match (max_tokens, &report) {
-        // Nothing is to be computed.
+        // There is nothing to compute.
         (Some(0), None) => requests.clear(),
         (Some(0), Some(_)) => shape.set_prompt_only(),
         _ => {}
@@ -117,7 +117,7 @@ pub(super) fn encode(model: &Model, text: &str, add_special_tokens: bool) -> Res
     })
 }
 
-/// The tokenizer, without which there is no text.
+/// The tokenizer, which texts need.
 pub(super) fn tokenizer(model: &Model) -> Result<&Tokenizer, ApiError> {
     model.llm.require_tokenizer().map_err(|error| {
         let message = format!("{}; send token ids and set return_token_ids", error.message());

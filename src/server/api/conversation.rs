@@ -1,5 +1,5 @@
-//! What every interface makes of its request: a conversation with tools, and what its answer has to be. From here on
-//! it is the same for all of them.
+//! Conversations. Every interface converts its request into a conversation with tools and constraints on the
+//! answer. From here on, all of them are handled alike.
 
 use std::sync::Arc;
 
@@ -21,47 +21,46 @@ use tinyvllm::engine::Request;
 use tinyvllm::grammar::GrammarSpec;
 use tinyvllm::sampling::{Constraint, SamplingParams};
 
-/// Variables of the template that other fields of the request are about.
+/// Template variables that other fields of the request set.
 const RESERVED_VARIABLES: [&str; 4] =
     ["add_generation_prompt", "continue_final_message", "messages", "tools"];
 
-/// How much effort a request can ask for. Templates know some of them each.
+/// The reasoning efforts that a request can name. A template knows some of them.
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// The template variables that switch reasoning.
 const THINKING_SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 
-/// Where the values of templates go that take much more than their conversation.
+/// Charges the values of a template that take much more memory than its conversation.
 const ACCOUNT: chat::Account =
     chat::Account { take: |num_bytes| account::charge(num_bytes).is_ok(), give_back: account::give_back };
 
 /// A conversation for the template.
 pub(super) struct Conversation {
-    /// The field that the messages came in.
+    /// The field with the messages.
     pub(super) param: &'static str,
     pub(super) messages: Vec<Message>,
-    /// The first path in which they have tools.
+    /// The first path in the messages that has tools.
     pub(super) about_tools: Option<String>,
     pub(super) tools: ToolRequest,
     pub(super) add_generation_prompt: bool,
-    /// The answer continues the last message.
+    /// Whether the answer continues the last message.
     pub(super) continue_final_message: bool,
     /// The template variables of a request, in addition to its messages.
     pub(super) variables: Variables,
 }
 
-/// Variables for the template.
+/// Template variables.
 #[derive(Debug, Default)]
 pub(super) struct Variables {
     pub(super) values: Map<String, Value>,
-    /// Those that the request itself gives, each with its path in the body, and the receiver of the paths of which the
-    /// template reads nothing.
+    /// Variables that the request sets itself, each with its path in the body.
     given: Vec<(String, String)>,
     ignored: Option<Ignored>,
 }
 
 impl Variables {
-    /// Tells the template whether the model is to think. Variables that the request itself gives come first.
+    /// Sets the template's reasoning switch. Variables that the request sets itself take precedence.
     pub(super) fn switch_thinking(&mut self, is_wanted: bool) {
         for name in THINKING_SWITCHES {
             self.values.entry(name).or_insert(is_wanted.into());
@@ -79,7 +78,7 @@ impl Variables {
 pub(super) struct Answers {
     pub(super) output: Option<StructuredOutput>,
     pub(super) includes_reasoning: bool,
-    /// More tokens than the window has left mean as many as it has.
+    /// Whether a limit beyond the context's end means the rest of the context.
     pub(super) clamps_max_tokens: bool,
 }
 
@@ -90,11 +89,11 @@ impl Conversation {
         self.encode_with(model, self.known_tools(model, &none)?)
     }
 
-    /// The tools, or `none` if the template does not write them. Then the model sees none of them, which is reported; a
-    /// call cannot be required.
+    /// The tools, or `none` if the template does not write them. The model sees no tools then; they are
+    /// reported as ignored, and a required call is an error.
     fn known_tools<'t>(&'t self, model: &Model, none: &'t ToolRequest) -> Result<&'t ToolRequest, ApiError> {
         let about_tools = self.tools.source.as_ref().map(|_| "tools").or(self.about_tools.as_deref());
-        // Earlier calls are in the prompt, also where no further ones can be reported.
+        // Earlier calls are part of the prompt, even if the format does not allow new ones to be parsed.
         let writes_calls = model.llm.chat_format().is_some_and(Chat::writes_calls);
         let about_tools = about_tools.filter(|_| self.tools.source.is_some() || !writes_calls);
         let Some(path) = about_tools.filter(|_| !model.llm.chat_format().is_none_or(Chat::uses_tools)) else {
@@ -111,7 +110,7 @@ impl Conversation {
         if let Some(ignored) = &self.variables.ignored {
             ignored.add(path);
         }
-        // The messages may describe them, and a call by the model is still a call.
+        // The messages may describe the tools, so the model may still write calls.
         let is_read = model.llm.chat_format().is_some_and(|chat| chat.answer_format().tool_calls.is_some());
         Ok(if writes_calls && is_read { &self.tools } else { none })
     }
@@ -202,8 +201,8 @@ fn turn_format(
     })
 }
 
-/// The format of the answer, after the reasoning: required calls, or structured output; either, if the model
-/// may call as it likes.
+/// The constraint on the answer after the reasoning: required calls, structured output, or either if calls
+/// are optional.
 fn constraint(
     model: &Model,
     output: Option<StructuredOutput>,
@@ -211,7 +210,7 @@ fn constraint(
     turns: &TurnFormat,
 ) -> Result<Option<Arc<dyn Constraint>>, ApiError> {
     let called = called_tools(tools);
-    // An answer that is a call has no text, and only text has a format.
+    // A call has no text, and a text format applies to text only.
     let is_empty = |output: &StructuredOutput| called.is_some() && output.is_for_text();
     let output = output.filter(|output| !is_empty(output));
     let calls = |called: &[Tool], is_parallel: bool| {
@@ -252,19 +251,19 @@ fn constraint(
     Ok(Some(constraint.map_err(|error| ApiError::from(error).or_param(param))?))
 }
 
-/// The tools of which at least one must be called, and whether that may be more than once.
+/// The tools of which at least one must be called, and whether several calls are allowed.
 fn called_tools(tools: &ToolRequest) -> Option<(Vec<Tool>, bool)> {
     match &tools.choice {
         ToolChoice::None | ToolChoice::Auto => None,
         ToolChoice::Required => Some((tools.tools.to_vec(), tools.is_parallel)),
-        // A named tool is called once, as requested.
+        // A named tool is called exactly once.
         ToolChoice::Named(name) => {
             Some((tools.tools.iter().filter(|tool| tool.name == *name).cloned().collect(), false))
         }
     }
 }
 
-/// Refuses a text that is too long for certain, before work is put into it.
+/// Refuses a text that is certainly too long before any work on it.
 pub(super) fn check_text_len(model: &Model, param: &'static str, num_bytes: usize) -> Result<(), ApiError> {
     if num_bytes <= model.max_text_bytes {
         return Ok(());
@@ -277,8 +276,8 @@ pub(super) fn check_text_len(model: &Model, param: &'static str, num_bytes: usiz
     Err(ApiError::from(tinyvllm::Error::new(tinyvllm::ErrorKind::ContextLength, message)).or_param(param))
 }
 
-/// The variables in `chat_template_kwargs`, the documents, and how much effort is to go into reasoning, with the field that
-/// says so. No effort is none.
+/// The variables in `chat_template_kwargs`, the documents, and the reasoning effort with the field that gives
+/// it. `None` if no effort is given.
 pub(super) fn template_variables(
     fields: &mut Fields,
     effort: Option<(&'static str, String)>,

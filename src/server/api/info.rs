@@ -1,5 +1,5 @@
-//! `/server_info` and `/model_info`, also under their older names: what SGLang reports, for routers and
-//! gateways that ask before they send requests.
+//! `/server_info` and `/model_info`, also under their older names. They report what SGLang reports, for
+//! routers and gateways that query a server before they send requests.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub(in super::super) async fn model(State(app): State<Arc<App>>) -> Result<Respo
     })))
 }
 
-/// The server: limits, and how full it is.
+/// The server: its limits and its load.
 pub(in super::super) async fn server(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let model = app.ready()?;
     let engine = model.llm.engine();

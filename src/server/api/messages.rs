@@ -1,4 +1,4 @@
-//! The messages of a conversation out of a body.
+//! Parses the messages of a conversation.
 
 use serde_json::{Map, Value, json};
 
@@ -7,16 +7,16 @@ use super::super::json::{Fields, describe, wrong_type};
 use super::super::values::{self, ReadError};
 use tinyvllm::chat::{Content, Message};
 
-/// Fields of text parts in addition to the text: marks of where a cache is worth having, which there is everywhere, and
-/// what an answer reports.
+/// Fields of text parts besides the text: cache marks, which have no effect because every prefix is cached,
+/// and reports of an answer.
 const PART_EXTRAS: &[&str] = &["annotations", "cache_control", "citations", "logprobs"];
 
-/// Takes the conversation out of the body.
+/// Parses the conversation.
 pub(super) fn parse(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {
     items(fields)?.map(|fields| message(fields?)).collect()
 }
 
-/// Takes the list of messages, which has at least one.
+/// Takes the list of messages, which must not be empty.
 pub(super) fn items(
     fields: &mut Fields,
 ) -> Result<impl Iterator<Item = Result<Fields, ApiError>> + use<>, ApiError> {
@@ -28,7 +28,7 @@ pub(super) fn items(
     Ok(fields.objects("messages", items))
 }
 
-/// Whether messages have tool calls.
+/// The index of the first message with tool calls or a tool's result.
 pub(super) fn speak_of_tools(messages: &[Message]) -> Option<usize> {
     messages.iter().position(|message| message.role == "tool" || message.extra.contains_key("tool_calls"))
 }
@@ -39,7 +39,7 @@ pub(super) fn num_bytes(messages: &[Message]) -> usize {
     messages.iter().map(|message| message.content.as_text().len() + extra(message)).sum()
 }
 
-/// Bytes of text in a value, names included.
+/// Bytes of text in a value, including names.
 pub(super) fn value_bytes(value: &Value) -> usize {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => 1,
@@ -53,11 +53,11 @@ pub(super) fn value_bytes(value: &Value) -> usize {
 
 fn message(mut fields: Fields) -> Result<Message, ApiError> {
     let role = match fields.string("role")?.as_deref() {
-        // What OpenAI calls the system message of newer models; templates know it under its old name.
+        // OpenAI's role for the system message of newer models. Templates know the old name.
         Some("system" | "developer") => "system",
         Some("user") => "user",
         Some("assistant") => "assistant",
-        // Under its old name, when there was one call at a time and it had no id.
+        // `function` is the old name, from when a message had one call without an id.
         Some("tool" | "function") => "tool",
         Some(other) => {
             let message = format!(
@@ -69,7 +69,7 @@ fn message(mut fields: Fields) -> Result<Message, ApiError> {
         }
         None => return Err(missing(fields.path("role"))),
     };
-    // Fields of an answer that clients send back, in addition to its text.
+    // Fields of an answer that clients send back besides its text.
     fields.pass(&["annotations", "audio"]);
     let refusal = if role == "assistant" { fields.string("refusal")? } else { None };
     fields.pass(&["refusal"]);
@@ -79,7 +79,7 @@ fn message(mut fields: Fields) -> Result<Message, ApiError> {
         calls.push(called_function(older, None)?);
     }
     let content = match role {
-        // An answer may be thoughts, calls, or nothing at all.
+        // An answer may have only reasoning, only calls, or nothing.
         "assistant" => match (content(&mut fields)?, refusal.filter(|text| !text.is_empty())) {
             (content, None) => content,
             (Content::Text(text), Some(refusal)) if !text.is_empty() => {
@@ -88,7 +88,7 @@ fn message(mut fields: Fields) -> Result<Message, ApiError> {
             // The answer was a refusal.
             (_, Some(refusal)) => Content::Text(refusal),
         },
-        // Some tools answer with nothing.
+        // Some tools return nothing.
         "tool" => match content(&mut fields)? {
             Content::Missing => return Err(no_content(&fields)),
             content => content,
@@ -129,8 +129,9 @@ fn tool_calls(fields: &mut Fields, role: &str) -> Result<Vec<Value>, ApiError> {
     fields.objects("tool_calls", items).map(|call| tool_call(call?)).collect()
 }
 
-/// The arguments of a call as templates and tools expect them: an object. What is none, because the model erred or was
-/// cut off, is put into one, so that it does not look like a call without arguments.
+/// The arguments of a call as an object, as templates and tools expect them. Text that is not an object,
+/// because the model made an error or was cut off, is wrapped into one. Otherwise it would look like a call
+/// without arguments.
 ///
 /// # Errors
 /// 429 or 413 if there is no memory for them.
@@ -143,7 +144,7 @@ pub(super) fn call_arguments(text: &str) -> Result<Value, ApiError> {
     }
 }
 
-/// The same of a value.
+/// The same for a parsed value.
 pub(super) fn as_object(value: Value) -> Result<Value, ApiError> {
     match value {
         Value::Object(arguments) => Ok(Value::Object(arguments)),
@@ -166,11 +167,11 @@ pub(super) fn call(id: Option<String>, name: String, arguments: Value) -> Value 
 }
 
 fn tool_call(mut call: Fields) -> Result<Value, ApiError> {
-    // Of a call that came in a stream.
+    // Part of a call in a stream.
     call.pass(&["index"]);
     let id = call.string("id")?;
     match call.string("type")?.as_deref() {
-        // Its input is any text.
+        // Its input is arbitrary text.
         Some("custom") => {
             let mut custom = call.object("custom")?.ok_or_else(|| missing(call.path("custom")))?;
             let name = custom.string("name")?.ok_or_else(|| missing(custom.path("name")))?;
@@ -192,7 +193,7 @@ fn tool_call(mut call: Fields) -> Result<Value, ApiError> {
 
 fn called_function(mut function: Fields, id: Option<String>) -> Result<Value, ApiError> {
     let name = function.string("name")?.ok_or_else(|| missing(function.path("name")))?;
-    // Clients send back what the model wrote.
+    // Clients send back what the model wrote, which may be invalid.
     let arguments = as_object(function.take("arguments")?.unwrap_or_default())?;
     Ok(call(id, name, arguments))
 }
@@ -203,7 +204,7 @@ fn no_content(fields: &Fields) -> ApiError {
     ApiError::invalid(path, message)
 }
 
-/// A string, or parts of text, which become lines.
+/// A string, or text parts, which are joined as lines.
 fn content(fields: &mut Fields) -> Result<Content, ApiError> {
     let path = fields.path("content");
     let is_null = fields.is_null("content");
@@ -219,7 +220,7 @@ fn content(fields: &mut Fields) -> Result<Content, ApiError> {
     text_parts(fields.objects("content", parts), &["text", "refusal"]).map(Content::Text)
 }
 
-/// The text of parts of these types, as lines.
+/// The text of parts with these types, joined as lines.
 pub(super) fn text_parts(
     parts: impl Iterator<Item = Result<Fields, ApiError>>,
     types: &[&str],
@@ -239,14 +240,14 @@ pub(super) fn text_parts(
     Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
 }
 
-/// 400: there is something that the model cannot read.
+/// 400: the content is not text.
 pub(super) fn not_text(path: String, kind: &str) -> ApiError {
     let kind = describe(&kind.into());
     let message = format!("{path} is of type {kind}, which is not supported: the model reads text only");
     ApiError::unsupported(path, message)
 }
 
-/// 400: a field that must be there is not.
+/// 400: a required field is missing.
 pub(super) fn missing(path: String) -> ApiError {
     let message = format!("{path} is missing");
     ApiError::invalid(path, message)

@@ -1,8 +1,8 @@
-//! The interfaces: their requests and their answers. Each makes the same parts of its request
-//! (`conversation.rs`) and its answer of the same chunks (`turn.rs`).
+//! The interfaces: their requests and their answers. Each converts its request into the same conversation
+//! (`conversation.rs`), and builds its answer from the same deltas (`turn.rs`).
 //!
-//! A field that is known and that this server cannot honour is refused by name. Unknown fields are ignored, because
-//! clients send extras, and listed in a header of the answer.
+//! A known field that this server does not support is refused by its name. Unknown fields are ignored,
+//! because clients send extra ones, and listed in a header of the answer.
 
 mod answer;
 pub(super) mod anthropic;
@@ -54,7 +54,7 @@ use super::state::{App, Model};
 use tinyvllm::engine::Request;
 use tinyvllm::tokenizer::dropped_in;
 
-/// A request of a client, checked and in tokens.
+/// A request, checked and tokenized.
 struct Prepared<A> {
     /// One for each prompt.
     requests: Vec<Request>,
@@ -62,7 +62,7 @@ struct Prepared<A> {
     shape: A,
 }
 
-/// Reads a body, makes something of it away from the tasks that serve connections, and returns it.
+/// Reads a body, and converts it with `parse` on a blocking thread.
 async fn prepare<T: Send + 'static>(
     app: &App,
     model: &Arc<Model>,
@@ -75,7 +75,7 @@ async fn prepare<T: Send + 'static>(
     let ignored = Ignored::default();
     let left = ignored.clone();
     let model = Arc::clone(model);
-    // Templates and tokenizers take their time with long texts.
+    // Templates and tokenizers are slow with long texts.
     let prepared = app.preparation.run(&client, move || {
         let body_bytes = body.bytes.capacity();
         let (parsed, mut charge) = charging(body.charge, || {
@@ -85,13 +85,13 @@ async fn prepare<T: Send + 'static>(
                 parse(&model, fields)
             })
         });
-        // The body is gone, and what was read of it is in the request.
+        // The body is freed, and the request has what was read from it.
         charge.give_back(body_bytes);
         (parsed, charge)
     });
     let ((parsed, dropped), charge) = prepared.await?;
     note.hold(charge);
-    // A prompt of nothing else is empty, which is better understood with what it was.
+    // A prompt of dropped characters only is empty. The notice explains that error.
     app.log_dropped(&dropped);
     note.set_dropped(dropped);
     let parsed = parsed?;
@@ -112,14 +112,14 @@ async fn generate<A: Answer>(
     let note = request.extensions().get::<Note>().cloned().unwrap_or_default();
     let caller = request.extensions().get::<Caller>().copied().unwrap_or_default();
     let mut client = Client::of(&request)?;
-    // Before the body is read and encoded, which is work too.
+    // Before the body is read and encoded, because that is work too.
     let mut permits = app.take_permit(&model, &client).await?;
     let Prepared { mut requests, options, shape } = prepare(&app, &model, request, parse).await?;
     let sender = client.id;
     client = app.clients.rename(client, options.user.as_deref());
     let num_sequences = requests.iter().map(|request| request.params.n).sum::<usize>().max(1);
     if client.id != sender || num_sequences > 1 {
-        // From here on it is known whose they are and how many.
+        // The number of sequences and their client are known now.
         drop(permits);
         permits = app.take_permits(&model, &client, num_sequences)?;
     }
@@ -142,7 +142,7 @@ async fn generate<A: Answer>(
     }
 }
 
-/// The placeholder of a name in a path.
+/// The parameter of a path.
 fn from_path(param: &'static str, found: Result<Path<String>, PathRejection>) -> Result<String, ApiError> {
     match found {
         Ok(Path(name)) => Ok(name),
@@ -154,8 +154,7 @@ fn check_model(model: &Model, fields: &mut Fields) -> Result<(), ApiError> {
     check_name(model, fields.string("model")?.as_deref())
 }
 
-/// An empty or absent name means the model that is served. After a name, ollama's clients write that they want the
-/// latest version.
+/// An empty or absent name means the served model. Clients of ollama may append `:latest`.
 fn check_name(model: &Model, name: Option<&str>) -> Result<(), ApiError> {
     let is_served = |name: &str| name.is_empty() || model.names.iter().any(|served| served == name);
     match name {

@@ -1,4 +1,4 @@
-//! `/v1/models`: which model is served, under which names.
+//! `/v1/models`: the served model and its names.
 
 use std::sync::Arc;
 
@@ -11,14 +11,14 @@ use super::super::error::{ApiError, ok};
 use super::super::state::{App, Model};
 use super::from_path;
 
-/// All names. 503 until the model is loaded: this is for readiness probes.
+/// All names. 503 until the model is loaded, so that it can be a readiness probe.
 pub(in super::super) async fn list(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let model = app.ready()?;
     let data: Vec<Value> = model.names.iter().map(|name| card(&model, name)).collect();
     Ok(ok(&json!({"object": "list", "data": data})))
 }
 
-/// One of them.
+/// One of the names.
 pub(in super::super) async fn show(
     State(app): State<Arc<App>>,
     name: Result<Path<String>, PathRejection>,

@@ -1,4 +1,4 @@
-//! What both ways of generating understand, and what neither does.
+//! Options that all interfaces share, and options that none supports.
 
 use serde_json::Value;
 
@@ -14,15 +14,15 @@ pub(super) struct Options {
     pub(super) text: TextOptions,
     /// Present if the answer is a stream.
     pub(super) stream: Option<StreamOptions>,
-    /// A stop string ends an answer in its reasoning too.
+    /// Whether a stop string ends an answer in its reasoning too.
     pub(super) stops_in_reasoning: bool,
     pub(super) cache_salt: Option<String>,
     pub(super) return_token_ids: bool,
-    /// Likely tokens to report at each position of the prompt.
+    /// Number of likely tokens to report at each position of the prompt.
     pub(super) prompt_logprobs: Option<usize>,
-    /// Among the requests of its client: the smallest comes first.
+    /// Order among the requests of one client: the smallest value runs first.
     pub(super) priority: i32,
-    /// For whom the request is, as its sender says.
+    /// The user whom the request names.
     pub(super) user: Option<String>,
 }
 
@@ -33,25 +33,25 @@ pub(super) struct StreamOptions {
     pub(super) include_usage: bool,
     /// The usage so far in every chunk.
     pub(super) continuous_usage: bool,
-    /// Chunks that say how far the prompt is.
+    /// Whether chunks report the progress of the prompt.
     pub(super) reports_progress: bool,
 }
 
-/// When a field that is not supported does no harm.
+/// The values with which an unsupported field has no effect.
 enum Harmless {
-    /// Never.
+    /// None.
     Never,
-    /// If it is false.
+    /// `false`.
     False,
-    /// If it is true.
+    /// `true`.
     True,
-    /// If it is an empty list or object.
+    /// An empty list or object.
     Empty,
-    /// If it is this number.
+    /// This number.
     Number(f64),
-    /// If it is this text.
+    /// This text.
     Text(&'static str),
-    /// If it is the list `["text"]`.
+    /// The list `["text"]`.
     OnlyText,
 }
 
@@ -73,7 +73,7 @@ impl Harmless {
     }
 }
 
-/// Fields of OpenAI and vLLM that would change the answer, and that this server does not honour.
+/// Fields of OpenAI and vLLM that would change the answer, and that this server does not support.
 const UNSUPPORTED: &[(&str, Harmless)] = &[
     ("allowed_token_ids", Harmless::Empty),
     ("audio", Harmless::Never),
@@ -99,11 +99,11 @@ const UNSUPPORTED: &[(&str, Harmless)] = &[
     ("web_search_options", Harmless::Never),
 ];
 
-/// What the interfaces call what all of them have.
+/// The names that an interface has for common options.
 pub(super) struct Words {
-    /// The most tokens of an answer.
+    /// The maximal number of tokens.
     limit: &'static str,
-    /// The format that an answer must have.
+    /// The format of the answer.
     format: &'static str,
     /// Texts that end an answer.
     stop: &'static str,
@@ -118,14 +118,15 @@ impl Words {
     pub(super) const OLLAMA: Self =
         Self { limit: "options.num_predict", format: "format", stop: "options.stop" };
 
-    /// A way out in the words of this interface.
+    /// A hint with the names of this interface.
     fn fill(&self, way_out: &str) -> String {
         way_out.replace("LIMIT", self.limit).replace("FORMAT", self.format).replace("STOP", self.stop)
     }
 }
 
-/// Fields of other interfaces and engines that would bind the answer or its length, and what says the same here, with
-/// `LIMIT`, `FORMAT` and `STOP` for the fields of `Words`. An interface takes its own fields before.
+/// Fields of other interfaces and engines that constrain the answer or its length, each with the field to use
+/// instead. `LIMIT`, `FORMAT` and `STOP` stand for the fields of `Words`. An interface takes its own fields
+/// first.
 const FOREIGN: &[(&str, &str)] = &[
     ("bad_words_ids", "logit_bias"),
     ("choice", "structured_outputs.choice"),
@@ -169,7 +170,7 @@ const FOREIGN: &[(&str, &str)] = &[
 ];
 
 impl Options {
-    /// Takes these options out of the body and refuses what is not supported.
+    /// Takes these options from the body, and refuses unsupported fields.
     pub(super) fn parse(fields: &mut Fields, stop: &[String], words: &Words) -> Result<Self, ApiError> {
         refuse_unsupported(fields, words)?;
         pass_harmless(fields)?;
@@ -180,7 +181,7 @@ impl Options {
                 return Err(ApiError::invalid("stream_options", message));
             }
             Some(mut options) => {
-                // Chunks of one length, against eavesdroppers.
+                // Padding of chunks to one length, against eavesdroppers.
                 options.pass(&["include_obfuscation"]);
                 StreamOptions {
                     include_usage: options.bool("include_usage")?.unwrap_or(false),
@@ -209,7 +210,7 @@ impl Options {
 }
 
 impl Options {
-    /// Takes what a stream has to say of the prompt while it is computed.
+    /// Takes the option to report the progress of the prompt.
     pub(super) fn parse_progress(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
         let is_wanted = fields.bool("return_progress")?.unwrap_or(false);
         match &mut self.stream {
@@ -224,7 +225,7 @@ impl Options {
         Ok(())
     }
 
-    /// For interfaces whose answers have no fields for prompts and token ids.
+    /// Refuses reports for which the interface's answers have no fields.
     pub(super) fn refuse_reports(&self) -> Result<(), ApiError> {
         let given = [
             ("prompt_logprobs", self.prompt_logprobs.is_some()),
@@ -270,14 +271,14 @@ fn refuse_unsupported(fields: &mut Fields, words: &Words) -> Result<(), ApiError
     for (name, way_out) in FOREIGN {
         if fields.look(name, says_nothing)? == Some(false) {
             let way_out = match *way_out {
-                "" => "leave it out".to_owned(),
+                "" => "omit it".to_owned(),
                 way_out => format!("use {}", words.fill(way_out)),
             };
             return Err(ApiError::unsupported(*name, format!("{name} is unknown; {way_out}")));
         }
         fields.pass(&[name]);
     }
-    // What Dynamo knows of more than that: everything but the first binds the answer.
+    // Dynamo's extension object has more fields. All but `annotations` constrain the answer.
     let first_binding = |extension: &Value| {
         let mut entries = extension.as_object().into_iter().flatten();
         entries
@@ -292,8 +293,8 @@ fn refuse_unsupported(fields: &mut Fields, words: &Words) -> Result<(), ApiError
     Ok(())
 }
 
-/// Takes what clients send that wish for nothing else than there is: nothing is kept and there is one tier. An interface
-/// for which such a field means more takes it before.
+/// Takes fields with values that ask for what this server does anyway: it stores nothing and has one tier. An
+/// interface that supports such a field takes it first.
 fn pass_harmless(fields: &mut Fields) -> Result<(), ApiError> {
     for name in ["metadata", "mm_processor_kwargs", "service_tier", "store"] {
         let is_harmless = fields.look(name, |value| match name {
@@ -309,12 +310,12 @@ fn pass_harmless(fields: &mut Fields) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Whether the value means that the field is absent: routers send all the fields that they know.
+/// Whether the value means the same as an absent field. Routers send all fields that they know.
 pub(super) fn says_nothing(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
         Value::String(text) => text.is_empty(),
-        // The format text binds nothing.
+        // The format `text` is no constraint.
         Value::Object(fields) => fields.is_empty() || fields.get("type").is_some_and(|kind| kind == "text"),
         Value::Array(items) => items.is_empty(),
         Value::Bool(true) | Value::Number(_) => false,

@@ -1,4 +1,5 @@
-//! `prediction`: what the answer will be like, such as the file to be edited. It is drafted, and changes nothing but the time.
+//! `prediction`: a text that the answer will resemble, such as a file to be edited. It is used for drafts and
+//! changes only the speed.
 
 use serde_json::Value;
 
@@ -9,7 +10,7 @@ use super::super::state::Model;
 use tinyvllm::engine::Request;
 use tinyvllm::tokenizer::SpecialTokens;
 
-/// Takes the predicted text out of the body.
+/// Takes the predicted text from the body.
 pub(super) fn parse(fields: &mut Fields) -> Result<Option<String>, ApiError> {
     let Some(mut prediction) = fields.object("prediction")? else { return Ok(None) };
     let kind = prediction.string("type")?;
@@ -33,7 +34,7 @@ fn text_of(part: &Value) -> Option<&str> {
     part.get("text").and_then(Value::as_str).filter(|_| is_text)
 }
 
-/// Gives it to the requests, in tokens.
+/// Tokenizes the prediction and adds it to the requests.
 pub(super) fn apply(text: Option<&str>, model: &Model, requests: &mut [Request]) -> Result<(), ApiError> {
     let (Some(text), Some(tokenizer)) = (text, model.llm.tokenizer()) else { return Ok(()) };
     // No answer is longer than this.

@@ -1,5 +1,5 @@
-//! The report on the tokens of a prompt: `prompt_logprobs` as vLLM has it, and `echo` with `logprobs` as
-//! OpenAI's completions have it.
+//! Reports on the tokens of a prompt: vLLM's `prompt_logprobs`, and `echo` with `logprobs` in OpenAI's
+//! completions.
 
 use serde_json::{Map, Value, json};
 
@@ -11,17 +11,17 @@ use tinyvllm::engine::Request;
 use tinyvllm::sampling::RankedLogprobs;
 use tinyvllm::tokenizer::Tokenizer;
 
-/// Most tokens in all lists of an answer, likely ones included. Each takes about 60 bytes.
+/// Most tokens in all lists of an answer, including likely ones. Each takes about 60 bytes.
 const MAX_ENTRIES: usize = 1 << 20;
-/// Memory of such a token: an object of three fields under its name, and its text in the answer.
+/// Memory for such a token: an object of three fields with its name, and its text in the answer.
 const ENTRY_BYTES: usize = 640;
 
-/// The prompts of a request, and their log-probabilities as far as they have come.
+/// The prompts of a request, and their log-probabilities so far.
 pub(super) struct PromptReport {
     prompts: Vec<Prompt>,
-    /// Likely tokens in `prompt_logprobs`, if requested.
+    /// Number of likely tokens in `prompt_logprobs`, if requested.
     num_listed: Option<usize>,
-    /// Likely tokens in `logprobs`, if the prompt is to be in there.
+    /// Number of likely tokens in `logprobs`, if it includes the prompt.
     num_echoed: Option<usize>,
 }
 
@@ -31,11 +31,11 @@ struct Prompt {
     logprobs: Vec<RankedLogprobs>,
 }
 
-/// The tokens of one position as in vLLM, by their ids: the prompt's own one first.
+/// The tokens of one position by their ids, as in vLLM: the prompt's own token first.
 pub(super) type Listed = Option<Map<String, Value>>;
 
 impl PromptReport {
-    /// Requests what the report needs in `requests`; none if there is no report.
+    /// Sets what the report needs in `requests`; `None` if there is no report.
     ///
     /// # Errors
     /// 400 if the answer would be too large.
@@ -67,14 +67,14 @@ impl PromptReport {
         Ok(Some(Self { prompts: prompts.collect(), num_listed, num_echoed }))
     }
 
-    /// Takes the next log-probabilities of a prompt.
+    /// Adds the next log-probabilities of a prompt.
     pub(super) fn add(&mut self, prompt: usize, logprobs: Vec<RankedLogprobs>) {
         if let Some(prompt) = self.prompts.get_mut(prompt) {
             prompt.logprobs.extend(logprobs);
         }
     }
 
-    /// The field `prompt_logprobs`: nothing for the first token, which nothing comes before.
+    /// The field `prompt_logprobs`. The first token has no entry, because no token precedes it.
     pub(super) fn listed(&self, prompt: usize, tokenizer: Option<&Tokenizer>) -> Option<Vec<Listed>> {
         let (prompt, num_top) = (self.prompts.get(prompt)?, self.num_listed?);
         let index = |(token_id, RankedLogprobs { logprobs, rank }): (&u32, &RankedLogprobs)| {
@@ -93,7 +93,7 @@ impl PromptReport {
         Some(std::iter::once(None).chain(others).collect())
     }
 
-    /// The beginning of the field `logprobs`, and the characters that it stands for.
+    /// The beginning of the field `logprobs`, for the echoed prompt.
     pub(super) fn echoed(&self, prompt: usize, tokenizer: Option<&Tokenizer>) -> Option<CompletionTokens> {
         let (prompt, num_top) = (self.prompts.get(prompt)?, self.num_echoed?);
         let mut list = CompletionTokens::default();
@@ -102,7 +102,7 @@ impl PromptReport {
             let token = token_string(token_id, tokenizer);
             let logprobs = index.checked_sub(1).and_then(|index| prompt.logprobs.get(index));
             list.text_offset.push(offset);
-            // A token that begins a text is not in the text.
+            // A token that only begins a text does not appear in it.
             if !tokenizer.is_some_and(|tokenizer| tokenizer.is_special(token_id)) {
                 offset += token.chars().count();
             }

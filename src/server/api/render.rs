@@ -1,5 +1,5 @@
-//! `/v1/chat/completions/render` and `/v1/completions/render`: what a request would be for the engine, without
-//! generating, as vLLM has them. A router that knows which blocks are cached where needs the token ids.
+//! `/v1/chat/completions/render` and `/v1/completions/render`, as in vLLM: the request as the engine would
+//! get it, without generating. A router that knows which blocks are cached needs the token ids.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use super::{Prepared, chat, completions, prepare, sampling};
 use tinyvllm::config::EngineConfig;
 use tinyvllm::engine::Request;
 
-/// One request.
+/// Renders a chat as one request.
 pub(in super::super) async fn chat(
     State(app): State<Arc<App>>,
     request: HttpRequest<Body>,
@@ -31,7 +31,7 @@ pub(in super::super) async fn chat(
         .ok_or_else(|| ApiError::internal("a conversation is not a request"))
 }
 
-/// A request for each prompt.
+/// Renders each prompt as a request.
 pub(in super::super) async fn completions(
     State(app): State<Arc<App>>,
     request: HttpRequest<Body>,
@@ -66,7 +66,7 @@ async fn render(
     Ok(rendered.collect())
 }
 
-/// What is in effect, with the rest of the context where no number was requested.
+/// The effective parameters. Without a requested limit, it is the rest of the context.
 fn sampling_params(request: &Request, config: &EngineConfig) -> Map<String, Value> {
     let params = &request.params;
     let mut fields = sampling::in_effect(params);

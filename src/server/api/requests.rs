@@ -1,4 +1,4 @@
-//! `/v1/requests/{id}`: what became of a request.
+//! `/v1/requests/{id}`: the outcome of a request.
 
 use std::sync::Arc;
 
@@ -12,13 +12,13 @@ use super::super::error::{ApiError, ok};
 use super::super::state::App;
 use super::from_path;
 
-/// Explains a request to its sender.
+/// Reports on a request to its sender.
 pub(in super::super) async fn show(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
-    // While the server drains, finished requests can still be read.
+    // A draining server still reports finished requests.
     let model = app.model().ok_or_else(|| ApiError::unavailable("Loading model"))?;
     let id = from_path("id", id)?;
     let record = app.history.find(&id, caller).ok_or_else(|| ApiError::no_such_request(&id))?;

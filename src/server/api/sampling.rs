@@ -1,4 +1,4 @@
-//! Sampling parameters out of a body. Types are checked here, ranges where the parameters are defined.
+//! Parses sampling parameters. Types are checked here, ranges where the parameters are defined.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,8 @@ use super::super::json::{Fields, describe, wrong_type};
 use tinyvllm::quoted;
 use tinyvllm::sampling::{SamplingDefaults, SamplingParams};
 
-/// Everything but `max_tokens`, `n` and log-probabilities, in which the two ways of generating differ. What a request
-/// does not say is as the model's files say.
+/// Parses everything but `max_tokens`, `n` and log-probabilities, which differ between interfaces. The
+/// model's files give the defaults.
 pub(super) fn parse(fields: &mut Fields, model: &SamplingDefaults) -> Result<SamplingParams, ApiError> {
     let defaults = model.apply(SamplingParams::default());
     Ok(SamplingParams {
@@ -21,7 +21,7 @@ pub(super) fn parse(fields: &mut Fields, model: &SamplingDefaults) -> Result<Sam
         repetition_penalty: fields.number("repetition_penalty")?.unwrap_or(defaults.repetition_penalty),
         presence_penalty: fields.number("presence_penalty")?.unwrap_or(defaults.presence_penalty),
         frequency_penalty: fields.number("frequency_penalty")?.unwrap_or(defaults.frequency_penalty),
-        // Those with a sign are the same bits.
+        // A negative seed has the same bits.
         seed: fields.integer("seed")?.map(|seed| seed as u64),
         stop: strings(fields, "stop")?,
         stop_token_ids: fields.token_ids("stop_token_ids")?.unwrap_or_default(),
@@ -33,7 +33,7 @@ pub(super) fn parse(fields: &mut Fields, model: &SamplingDefaults) -> Result<Sam
     })
 }
 
-/// The parameters as a client would write them, without its texts.
+/// The parameters as a client would write them, without texts.
 pub(in super::super) fn in_effect(params: &SamplingParams) -> Map<String, Value> {
     let fields: [(&str, Value); 14] = [
         ("temperature", short(params.temperature)),
@@ -43,7 +43,7 @@ pub(in super::super) fn in_effect(params: &SamplingParams) -> Map<String, Value>
         ("repetition_penalty", short(params.repetition_penalty)),
         ("presence_penalty", short(params.presence_penalty)),
         ("frequency_penalty", short(params.frequency_penalty)),
-        // As a client writes it: with a sign.
+        // As clients write it: signed.
         ("seed", params.seed.map(u64::cast_signed).into()),
         ("stop_token_ids", params.stop_token_ids.clone().into()),
         ("max_tokens", params.max_tokens.into()),
@@ -55,7 +55,7 @@ pub(in super::super) fn in_effect(params: &SamplingParams) -> Map<String, Value>
     fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// What a request gets that says nothing of it: what the model's files say, or what this program does.
+/// The defaults for a request without parameters: those of the model's files, or of this program.
 pub(super) fn preferred(model: &SamplingDefaults) -> Value {
     let SamplingParams {
         temperature,
@@ -79,12 +79,12 @@ pub(super) fn preferred(model: &SamplingDefaults) -> Value {
     })
 }
 
-/// With the digits that it has as an f32.
+/// A number with only the digits that an f32 has.
 pub(super) fn short(value: f32) -> Value {
     value.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
-/// vLLM's −1 is the same as 0: all tokens.
+/// vLLM's −1 means the same as 0: all tokens.
 fn top_k(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     let path = fields.path("top_k");
     match fields.integer("top_k")? {
@@ -94,7 +94,7 @@ fn top_k(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
             let message = format!("{path} is {top_k}; it must be at least 0, or -1 for all tokens");
             Err(ApiError::invalid(path, message))
         }
-        // More than any vocabulary has is all of it.
+        // A larger number than any vocabulary means all of it.
         Some(top_k) => Ok(Some(usize::try_from(top_k).unwrap_or(usize::MAX))),
     }
 }
@@ -116,7 +116,7 @@ pub(super) fn strings(fields: &mut Fields, name: &str) -> Result<Vec<String>, Ap
     }
 }
 
-/// Token ids are keys, and so they are strings.
+/// Token ids are keys, so they are strings.
 fn logit_bias(fields: &mut Fields) -> Result<BTreeMap<u32, f32>, ApiError> {
     let Some(entries) = fields.object("logit_bias")? else { return Ok(BTreeMap::new()) };
     let mut biases = BTreeMap::new();

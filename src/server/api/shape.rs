@@ -1,5 +1,5 @@
-//! The shape of an answer: which object, which choices, what is reported of each token. The same for answers
-//! that come whole and for streams, so that the two cannot differ.
+//! The shape of an answer: its object, its choices, and the report on each token. Complete answers and
+//! streams share this, so the two cannot differ.
 
 use std::sync::Arc;
 
@@ -26,17 +26,17 @@ use tinyvllm::llm::TextEvent;
 use tinyvllm::sampling::{RankedLogprobs, TokenLogprobs};
 use tinyvllm::tokenizer::Tokenizer;
 
-/// Stands for a probability of 0, whose logarithm JSON cannot express.
+/// Stands for the logarithm of 0, which JSON cannot express.
 pub(super) const LOGPROB_OF_ZERO: f32 = -9999.0;
 
-/// Which interface was asked.
+/// The requested interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Chat,
     Completion,
 }
 
-/// What the answer to one HTTP request looks like.
+/// The shape of the answer to one HTTP request.
 pub(super) struct ResponseShape {
     kind: Kind,
     id: String,
@@ -46,20 +46,20 @@ pub(super) struct ResponseShape {
     /// Sequences for each prompt.
     n: usize,
     has_logprobs: bool,
-    /// Present if token ids are requested.
+    /// Set if token ids are requested.
     prompt_token_ids: Option<Vec<Vec<u32>>>,
-    /// The texts of the prompts, if they are to come before the output.
+    /// The texts of the prompts, if they precede the output.
     echoes: Vec<String>,
     num_prompt_tokens: usize,
     /// The report on the prompts, if there is one.
     prompt_report: Option<PromptReport>,
-    /// Only the prompt is requested: tokens after it are discarded.
+    /// Whether only the prompt is requested: generated tokens are discarded.
     is_prompt_only: bool,
     /// The parser of answers.
     turns: Arc<TurnFormat>,
 }
 
-/// One choice, as far as it has come.
+/// A choice so far.
 #[derive(Debug)]
 struct Progress {
     text: String,
@@ -100,27 +100,27 @@ impl ResponseShape {
         }
     }
 
-    /// Takes the answers apart like this.
+    /// Sets the parser of answers.
     pub(super) fn set_turns(&mut self, turns: TurnFormat) {
         self.turns = Arc::new(turns);
     }
 
-    /// What takes the text of one choice of a chat apart.
+    /// A parser for one choice of a chat.
     pub(super) fn new_turn(&self) -> Turn {
         Turn::new(&self.turns)
     }
 
-    /// Puts these texts, one for each prompt, before the output.
+    /// Sets texts, one for each prompt, that precede the output.
     pub(super) fn set_echo(&mut self, echoes: Vec<String>) {
         self.echoes = echoes;
     }
 
-    /// Tells of the prompts too.
+    /// Sets the report on the prompts.
     pub(super) fn set_prompt_report(&mut self, report: Option<PromptReport>) {
         self.prompt_report = report;
     }
 
-    /// Leaves out everything that is generated.
+    /// Omits everything that is generated.
     pub(super) fn set_prompt_only(&mut self) {
         self.is_prompt_only = true;
     }
@@ -129,7 +129,7 @@ impl ResponseShape {
         self.is_prompt_only
     }
 
-    /// Takes the next log-probabilities of a prompt.
+    /// Adds the next log-probabilities of a prompt.
     pub(super) fn add_prompt_logprobs(&mut self, prompt: usize, logprobs: Vec<RankedLogprobs>) {
         if let Some(report) = &mut self.prompt_report {
             report.add(prompt, logprobs);
@@ -150,7 +150,7 @@ impl ResponseShape {
         self.prompt_report.as_ref()?.listed(choice / self.n, tokenizer)
     }
 
-    /// The prompt's part of the field `logprobs`.
+    /// The prompt's entries in the field `logprobs`.
     pub(super) fn echoed_logprobs(
         &self,
         choice: usize,
@@ -163,7 +163,7 @@ impl ResponseShape {
         self.num_prompts * self.n
     }
 
-    /// The number of a choice in the answer.
+    /// The index of a choice in the answer.
     pub(super) fn choice_index(&self, prompt: usize, index: usize) -> usize {
         prompt * self.n + index
     }
@@ -185,7 +185,7 @@ impl ResponseShape {
         }
     }
 
-    /// What comes before the output of this choice.
+    /// The text that precedes the output of this choice.
     pub(super) fn echo(&self, choice: usize) -> Option<&str> {
         self.echoes.get(choice / self.n).map(String::as_str)
     }
@@ -227,7 +227,7 @@ impl ResponseShape {
             index,
             content,
             logprobs: self.logprobs_after_echo(index, &tokens, tokenizer),
-            // A choice without an end is one for which nothing was to be generated.
+            // A choice without a finish reason had nothing to generate.
             finish_reason: finish_reason.or(Some("length")),
             stop_reason,
             prompt_token_ids: match self.kind {
@@ -242,7 +242,7 @@ impl ResponseShape {
         }
     }
 
-    /// A chunk of a choice in a stream. A completion takes the content of `delta` alone.
+    /// A chunk of a choice in a stream. A completion takes only the content of `delta`.
     pub(super) fn chunk(&self, index: usize, delta: Delta) -> Choice {
         let content = match self.kind {
             Kind::Chat => Content::Delta { delta },
@@ -260,7 +260,7 @@ impl ResponseShape {
         }
     }
 
-    /// The answer around these choices.
+    /// The answer with these choices.
     pub(super) fn envelope(&self, choices: Vec<Choice>, is_chunk: bool) -> Envelope<'_> {
         let object = match (self.kind, is_chunk) {
             (Kind::Chat, false) => "chat.completion",
@@ -290,7 +290,7 @@ impl ResponseShape {
         self.prompt_token_ids.as_ref()?.get(choice / self.n).cloned()
     }
 
-    /// The report on all tokens of a choice, those of an echoed prompt first.
+    /// The report on all tokens of a choice, beginning with those of an echoed prompt.
     fn logprobs_after_echo(
         &self,
         choice: usize,
@@ -308,7 +308,7 @@ impl ResponseShape {
         })
     }
 
-    /// The report on these tokens, the first of which stands `offset` characters into the output.
+    /// The report on these tokens. The first one is `offset` characters into the output.
     pub(super) fn logprobs(
         &self,
         tokens: &[(u32, Option<TokenLogprobs>)],
@@ -327,10 +327,10 @@ impl ResponseShape {
                     let token = text(id);
                     let mut top = Map::new();
                     for (id, logprob) in &logprobs.top {
-                        // Of two tokens with the same text, the more likely one came first.
+                        // Of two tokens with the same text, the more likely one comes first.
                         top.entry(text(*id)).or_insert_with(|| number(*logprob));
                     }
-                    // The chosen token is in the list also if it is not among the most likely ones.
+                    // The chosen token is in the list even if it is not among the likeliest.
                     top.entry(token.as_str()).or_insert_with(|| number(logprobs.logprob));
                     list.text_offset.push(offset);
                     offset += token.chars().count();
@@ -391,7 +391,7 @@ impl Answer for ResponseShape {
             }
         }
         Ok(match self.prompt_report {
-            // Long lists take their time; others need the thread.
+            // Long lists take long to write; other connections need this thread.
             Some(_) => tokio::task::block_in_place(|| self.write_answer(choices, &totals, &generation)),
             None => self.write_answer(choices, &totals, &generation),
         })
@@ -422,13 +422,13 @@ fn with_logprobs(tokens: &[(u32, Option<TokenLogprobs>)]) -> impl Iterator<Item 
     tokens.iter().filter_map(|(id, logprobs)| Some((*id, logprobs.as_ref()?)))
 }
 
-/// A log-probability with the digits that it has as an f32.
+/// A log-probability with only the digits that an f32 has.
 pub(super) fn number(logprob: f32) -> Value {
     let digits = logprob.max(LOGPROB_OF_ZERO).to_string();
     digits.parse::<f64>().map_or(Value::Null, Value::from)
 }
 
-/// The text of one token. Part of a character becomes a replacement character.
+/// The text of one token. An incomplete character becomes a replacement character.
 pub(super) fn token_string(id: u32, tokenizer: Option<&Tokenizer>) -> String {
     let bytes = tokenizer.map_or(&[][..], |tokenizer| tokenizer.token_bytes(id));
     String::from_utf8_lossy(bytes).into_owned()

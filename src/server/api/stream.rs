@@ -1,8 +1,8 @@
-//! Answers as streams, mostly of server-sent events: the body of every stream, and the chunks of chats and completions, one for each
-//! chunk of text, in OpenAI's order.
+//! Answers as streams, mostly of server-sent events: the body of every stream, and the chunks of chats and
+//! completions in OpenAI's order.
 //!
-//! The body is polled when the connection can take more, and asks the generation then. Nothing runs for a
-//! reader that does not read, and dropping the body gives the request up.
+//! The connection polls the body when it can send more. Only then does the body poll the generation. So
+//! nothing runs for a client that does not read, and dropping the body aborts the request.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -25,28 +25,28 @@ use tinyvllm::engine::PromptProgress;
 use tinyvllm::llm::TextEvent;
 use tinyvllm::sampling::TokenLogprobs;
 
-/// Chunks that are ready go out together, up to about this many bytes.
+/// Ready chunks are sent together, up to about this many bytes.
 const MAX_FRAME_BYTES: usize = 16 << 10;
 /// After this time without a chunk, a comment shows proxies that the connection is alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// Turns the events of a generation into the bytes of a stream, in the way of one interface.
+/// Converts the events of a generation into the bytes of one interface's stream.
 pub(super) trait StreamWriter: Send + Unpin + 'static {
-    /// What the stream consists of.
+    /// The media type of the stream.
     const CONTENT_TYPE: &'static str = "text/event-stream";
-    /// Tells proxies that the connection lives.
+    /// Shows proxies that the connection is alive.
     const KEEP_ALIVE: &'static [u8];
 
-    /// Takes the next event of a prompt; `is_last` if none comes after it.
+    /// Writes the next event of a prompt; `is_last` if it is the last one.
     fn write_event(&mut self, generation: &Generation, prompt: usize, event: TextEvent, is_last: bool);
 
-    /// Everything was generated.
+    /// Writes the end after everything was generated.
     fn write_end(&mut self, generation: &Generation);
 
-    /// Nothing comes any more, because of this.
+    /// Writes an error, which ends the stream.
     fn write_error(&mut self, error: &ApiError);
 
-    /// What was written and has not been sent.
+    /// Bytes that were written and not sent yet.
     fn bytes(&mut self) -> &mut Vec<u8>;
 }
 
@@ -57,7 +57,7 @@ pub(super) fn respond<W: StreamWriter>(generation: Generation, writer: W) -> Res
     let mut response = ok_as(W::CONTENT_TYPE, Body::new(body));
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // nginx would collect chunks otherwise.
+    // Otherwise nginx would buffer the chunks.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }
@@ -111,7 +111,7 @@ impl<W: StreamWriter> HttpBody for EventStream<W> {
 }
 
 impl StreamOptions {
-    /// The usage in a chunk that is not the last.
+    /// Adds the usage to a chunk that is not the last one.
     fn add_usage(self, chunk: &mut Envelope<'_>, totals: &Totals) {
         if self.continuous_usage {
             chunk.usage = Some(Some(totals.into()));
@@ -121,7 +121,7 @@ impl StreamOptions {
     }
 }
 
-/// Turns events into the chunks of chats and completions.
+/// Converts events into the chunks of chats and completions.
 pub(super) struct Writer {
     shape: ResponseShape,
     options: StreamOptions,
@@ -178,7 +178,7 @@ impl StreamWriter for Writer {
     }
 
     fn write_end(&mut self, generation: &Generation) {
-        // Choices for which nothing was to be generated.
+        // Choices with nothing to generate.
         for choice in 0..self.choices.len() {
             if !self.choices[choice].is_finished {
                 self.begin(generation, choice);
@@ -211,7 +211,7 @@ impl Writer {
         Self { totals: shape.new_totals(), shape, options, choices, bytes: Vec::new() }
     }
 
-    /// Writes what was held back, and says why the choice ended.
+    /// Writes the text that was held back. Returns the finish reason of the choice.
     fn finish_turn(&mut self, choice: usize, reason: &'static str) -> &'static str {
         let state = &mut self.choices[choice];
         state.is_finished = true;
@@ -226,13 +226,13 @@ impl Writer {
         reason
     }
 
-    /// What comes before the output: the role, or the prompt.
+    /// Writes what precedes the output: the role, or the prompt.
     fn begin(&mut self, generation: &Generation, choice: usize) {
         if std::mem::replace(&mut self.choices[choice].has_begun, true) {
             return;
         }
         match self.shape.has_prompt_report() {
-            // Long lists take their time; others need the thread.
+            // Long lists take long to write; other connections need this thread.
             true => tokio::task::block_in_place(|| self.write_begin(generation, choice)),
             false => self.write_begin(generation, choice),
         }
@@ -289,7 +289,7 @@ impl Writer {
         }
         let mut chunks: Vec<Choice> =
             deltas.into_iter().map(|delta| self.shape.chunk(choice, delta)).collect();
-        // The report on the token goes with the first chunk.
+        // The report on the token is in its first chunk.
         if let (Some(token), Some(chunk)) = (token, chunks.first_mut()) {
             let tokenizer = generation.model.llm.tokenizer();
             let state = &mut self.choices[choice];
@@ -318,7 +318,7 @@ impl Writer {
         write_data(&mut self.bytes, &chunk);
     }
 
-    /// A chunk without anything of an answer.
+    /// Writes a chunk with the progress of a prompt and no output.
     fn write_progress(&mut self, prompt: usize, progress: PromptProgress) {
         let chunk = self.shape.chunk(self.shape.choice_index(prompt, 0), Delta::default());
         let mut chunk = self.shape.envelope(vec![chunk], true);
@@ -335,7 +335,7 @@ impl Writer {
     }
 }
 
-/// Writes an event with a name.
+/// Writes a named event.
 pub(super) fn write_event(bytes: &mut Vec<u8>, name: &str, data: &impl serde::Serialize) {
     bytes.extend_from_slice(b"event: ");
     bytes.extend_from_slice(name.as_bytes());
@@ -345,7 +345,8 @@ pub(super) fn write_event(bytes: &mut Vec<u8>, name: &str, data: &impl serde::Se
 
 fn write_data(bytes: &mut Vec<u8>, data: &impl serde::Serialize) {
     bytes.extend_from_slice(b"data: ");
-    // Our own types have string keys and no failing parts, and a vector takes everything.
+    // Our own types have string keys, so they serialise without errors, and writing to a vector does not
+    // fail.
     let _ = serde_json::to_writer(&mut *bytes, data);
     bytes.extend_from_slice(b"\n\n");
 }

@@ -1,4 +1,4 @@
-//! What the answer must look like: OpenAI's `response_format`, vLLM's `structured_outputs`, and its older
+//! The format of the answer: OpenAI's `response_format`, vLLM's `structured_outputs`, and its older
 //! `guided_…` fields. A request has at most one of them.
 
 use std::sync::Arc;
@@ -15,18 +15,18 @@ use super::options::says_nothing;
 use tinyvllm::grammar::{Grammar, GrammarSpec};
 use tinyvllm::sampling::Constraint;
 
-/// The kinds of output, by their names in `structured_outputs` and alone.
+/// The kinds of output: their names in `structured_outputs` and as fields of the request.
 const KINDS: [(&str, &str, &str); 4] = [
     ("json", "structured_outputs.json", "guided_json"),
     ("regex", "structured_outputs.regex", "guided_regex"),
     ("choice", "structured_outputs.choice", "guided_choice"),
     ("grammar", "structured_outputs.grammar", "guided_grammar"),
 ];
-/// Other fields of `structured_outputs`, which change what is allowed.
+/// Other fields of `structured_outputs`, which would change what is allowed.
 const REFUSED: [&str; 4] =
     ["structural_tag", "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties"];
 
-/// The requested format, and its field.
+/// The requested format and its field.
 #[derive(Debug, PartialEq)]
 pub(super) struct StructuredOutput {
     spec: GrammarSpec,
@@ -39,18 +39,20 @@ impl StructuredOutput {
         self.param
     }
 
-    /// Whether only text must have the format, and not a call. vLLM's own fields are about the whole answer.
+    /// Whether the format applies only to text, and not to calls. vLLM's own fields apply to the whole
+    /// answer.
     pub(super) fn is_for_text(&self) -> bool {
         !["structured_outputs", "guided_"].iter().any(|field| self.param.starts_with(field))
     }
 
-    /// The same, or what this grammar of calls allows: an answer that calls has no text for that format.
+    /// A format that also accepts this grammar of calls. A call is an answer without text, so the format does
+    /// not apply to it.
     pub(super) fn or_calls(self, calls: &str) -> Result<Self, ApiError> {
         let spec = self.spec.or_lark(calls).map_err(|error| ApiError::from(error).or_param(self.param))?;
         Ok(Self { spec, ..self })
     }
 
-    /// Makes a grammar of it, which can take up to a second: not for a task that serves connections.
+    /// Compiles it into a grammar. This can take up to a second, so call it on a blocking thread only.
     pub(super) fn compile(self, model: &Model) -> Result<Arc<dyn Constraint>, ApiError> {
         match compile(model, &self.spec) {
             Ok(grammar) => Ok(grammar),
@@ -59,14 +61,16 @@ impl StructuredOutput {
     }
 }
 
-/// Makes a grammar, on the account of the request: each has states of its own, also of one that was made before.
+/// Compiles a grammar and charges the request for it. Even for a cached grammar, each request has its own
+/// states.
 ///
 /// # Errors
-/// 429 or 413 if there is no memory for it; those of the compiler.
+/// 429 or 413 if there is too little memory for it; errors of the compiler.
 pub(super) fn compile(model: &Model, spec: &GrammarSpec) -> Result<Arc<Grammar>, ApiError> {
-    /// What is compiled for a byte: a state and expressions. Measured with lists of choices, which are the largest.
+    /// Memory for each byte of the grammar: states and expressions. Measured with lists of choices, which are
+    /// the largest.
     const COMPILED_BYTES: usize = 64;
-    /// What the compiler's limits let a grammar be.
+    /// The largest grammar within the compiler's limits.
     const MAX_BYTES: usize = 16 << 20;
     let num_bytes = match spec {
         GrammarSpec::JsonObject => 0,
@@ -79,7 +83,7 @@ pub(super) fn compile(model: &Model, spec: &GrammarSpec) -> Result<Arc<Grammar>,
     Ok(model.llm.compile_grammar(spec)?)
 }
 
-/// Takes the fields that all interfaces have out of the body. `own` are those of the interface itself.
+/// Parses the fields that all interfaces share. `own` is the output from the interface's own fields.
 pub(super) fn parse(
     fields: &mut Fields,
     own: impl IntoIterator<Item = StructuredOutput>,
@@ -113,7 +117,7 @@ pub(super) fn parse(
         let any_object = inner.bool("json_object")?.unwrap_or(false);
         let param = "structured_outputs.json_object";
         add(any_object.then_some(StructuredOutput { spec: GrammarSpec::JsonObject, param }))?;
-        // What is not known here may be a constraint of another engine.
+        // An unknown field may be a constraint of another engine.
         let unknown = inner.first().map(|name| inner.path(name));
         if let Some(path) = unknown {
             let names = KINDS.map(|(name, ..)| name).join(", ");
@@ -133,7 +137,7 @@ fn response_format(fields: &mut Fields) -> Result<Option<StructuredOutput>, ApiE
         Some("text") => Ok(None),
         Some("json_object") => Ok(Some(match format.take("schema")? {
             None => StructuredOutput { spec: GrammarSpec::JsonObject, param: "response_format" },
-            // As some servers have it.
+            // As in some other servers.
             Some(schema) => {
                 StructuredOutput { spec: GrammarSpec::JsonSchema(schema), param: "response_format.schema" }
             }
@@ -158,8 +162,8 @@ fn response_format(fields: &mut Fields) -> Result<Option<StructuredOutput>, ApiE
     }
 }
 
-/// The schema in an object that names it and says whether it is strict. Every schema is enforced; a strict one has
-/// closed objects only.
+/// The schema in an object with a name and the field `strict`. Every schema is enforced; with `strict`,
+/// objects have no additional properties.
 fn json_schema(fields: &mut Fields, param: &'static str) -> Result<StructuredOutput, ApiError> {
     fields.string("name")?;
     fields.string("description")?;
@@ -179,7 +183,7 @@ fn json_schema(fields: &mut Fields, param: &'static str) -> Result<StructuredOut
     }
 }
 
-/// The same in interfaces that have the schema next to the type, in the object `format`.
+/// The same for interfaces whose object `format` has the schema next to the type.
 pub(super) fn flat_format(
     mut format: Fields,
     param: &'static str,
@@ -197,7 +201,7 @@ pub(super) fn flat_format(
     }
 }
 
-/// The format in ollama's words: `"json"` is any object, an object is a schema, and absence is none.
+/// ollama's format: `"json"` is any object, an object is a schema, and an absent one is no constraint.
 pub(super) fn json_or_schema(
     format: Value,
     param: &'static str,
@@ -220,7 +224,7 @@ pub(super) fn json_or_schema(
 fn kind(name: &str, param: &'static str, value: Option<Value>) -> Result<Option<StructuredOutput>, ApiError> {
     let Some(value) = value else { return Ok(None) };
     let spec = match (name, value) {
-        // A schema may come as text.
+        // A schema may be a string.
         ("json", Value::String(text)) => match values::read(text.as_bytes()) {
             Ok(schema) => GrammarSpec::JsonSchema(schema),
             Err(ReadError::Refused(refusal)) => return Err(refusal),

@@ -1,4 +1,4 @@
-//! `/tokenize` and `/detokenize`: text to token ids and back, as vLLM has them.
+//! `/tokenize` and `/detokenize`, as in vLLM: text to token ids and back.
 
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ fn token_ids(model: &Model, mut fields: Fields) -> Result<Value, ApiError> {
     }))
 }
 
-/// There is one thing to encode.
+/// Refuses fields of a conversation next to a prompt.
 fn refuse_conversation(fields: &mut Fields) -> Result<(), ApiError> {
     for name in [
         "messages",
@@ -73,13 +73,13 @@ fn refuse_conversation(fields: &mut Fields) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// What a program needs to make the same prompts: as in a `tokenizer_config.json`.
+/// The fields of a `tokenizer_config.json` that a program needs to make the same prompts.
 pub(in super::super) async fn show(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let model = app.ready()?;
     let tokenizer = completions::tokenizer(&model)?;
     let token = |id: Option<u32>| id.map(|id| tokenizer.token_text(id));
     let (bos, eos) = (tokenizer.bos_token_id(), tokenizer.eos_token_id());
-    // Nothing is padded here; programs take the end token where there is no other.
+    // There is no padding here. Without a padding token, programs use the end token.
     Ok(ok(&json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": token(bos),

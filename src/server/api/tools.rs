@@ -1,4 +1,4 @@
-//! The tools of a request: what the model may call, and whether it must.
+//! The tools of a request: which ones the model may call, and whether it must.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,43 +13,44 @@ use tinyvllm::chat::Tool;
 use tinyvllm::grammar::GrammarSpec;
 use tinyvllm::quoted;
 
-/// Most tools in a request. Agents with many servers of tools after them send hundreds.
+/// Most tools in a request. Agents with many tool servers send hundreds.
 const MAX_TOOLS: usize = 1_024;
-/// Most characters of a tool's name, as at Anthropic and in OpenAI's responses; its chats have half as many.
+/// Most characters of a tool's name, as in Anthropic's messages and OpenAI's responses. OpenAI's chats allow
+/// half as many.
 const MAX_NAME_CHARS: usize = 128;
 /// Most bytes of all tools together.
 const MAX_BYTES: usize = 512 << 10;
 
-/// What a request says of tools.
+/// The tools of a request, and the rules for calling them.
 #[derive(Debug, Default)]
 pub(super) struct ToolRequest {
-    /// As they came, for the template; none if there are no tools.
+    /// The tools as they were sent, for the template; `None` if there are none.
     pub(super) source: Option<Value>,
     pub(super) tools: Arc<[Tool]>,
     pub(super) choice: ToolChoice,
-    /// Whether the model may call more than one at a time.
+    /// Whether the model may make several calls at once.
     pub(super) is_parallel: bool,
 }
 
-/// Whether tools are called.
+/// Whether and which tools are called.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) enum ToolChoice {
-    /// Calls are not looked for.
+    /// Output is not parsed for calls.
     #[default]
     None,
-    /// As the model likes.
+    /// Optional.
     Auto,
-    /// One or more of them.
+    /// At least one call.
     Required,
-    /// This one.
+    /// One call of this tool.
     Named(String),
 }
 
-/// What a request says of calls.
+/// The field `tool_choice`.
 #[derive(Debug)]
 pub(super) struct Choice {
     pub(super) mode: ToolChoice,
-    /// The names of those that may be called, if not all may.
+    /// The names of the tools that may be called; `None` for all.
     pub(super) allowed: Option<Vec<String>>,
 }
 
@@ -60,7 +61,7 @@ impl From<ToolChoice> for Choice {
 }
 
 impl ToolRequest {
-    /// Takes everything about tools out of the body.
+    /// Parses all fields about tools.
     pub(super) fn parse(fields: &mut Fields) -> Result<Self, ApiError> {
         let functions = match fields.take("tools")? {
             None => Functions::default(),
@@ -71,8 +72,7 @@ impl ToolRequest {
         Self::new(functions, choice, is_parallel)
     }
 
-    /// These tools, or those of them that are `allowed`, if the choice is one of them. Their source is as in
-    /// chats.
+    /// The request with these tools, or with the `allowed` ones only. Their source is in the format of chats.
     pub(super) fn new(
         Functions { mut source, mut tools, left_out }: Functions,
         Choice { mode, allowed }: Choice,
@@ -80,7 +80,7 @@ impl ToolRequest {
     ) -> Result<Self, ApiError> {
         if let Some(allowed) = allowed {
             check_allowed(&allowed, &tools, &left_out)?;
-            // The prompt has these only, so that the model calls no other one by itself either.
+            // The prompt has only these, so that the model does not call other ones by itself.
             let mut is_allowed = tools.iter().map(|tool| allowed.contains(&tool.name));
             source.retain(|_| is_allowed.next().unwrap_or(false));
             tools.retain(|tool| allowed.contains(&tool.name));
@@ -90,22 +90,22 @@ impl ToolRequest {
         Ok(Self { source, tools: tools.into(), choice, is_parallel })
     }
 
-    /// Whether calls are looked for in the answer.
+    /// Whether the answer is parsed for calls.
     pub(super) fn may_call(&self) -> bool {
         self.choice != ToolChoice::None
     }
 }
 
-/// The functions among the tools of a request.
+/// The functions among a request's tools.
 #[derive(Debug, Default)]
 pub(super) struct Functions {
-    /// As they came.
+    /// The functions as they were sent.
     pub(super) source: Vec<Value>,
     pub(super) tools: Vec<Tool>,
     left_out: Vec<LeftOut>,
 }
 
-/// A tool that is no function.
+/// A tool that is not a function.
 #[derive(Debug)]
 struct LeftOut {
     index: usize,
@@ -114,8 +114,8 @@ struct LeftOut {
 }
 
 impl Functions {
-    /// Those of the list that came in the field `tools`, each of which is read by `tool`. It leaves out what is no
-    /// function: agents send tools that run elsewhere with those that the model is to call here.
+    /// Parses the field `tools`. `tool` parses one item, and returns `None` if it is not a function. Such
+    /// tools are left out: agents also send tools that run elsewhere.
     pub(super) fn parse(
         fields: &Fields,
         source: Value,
@@ -153,7 +153,7 @@ impl Functions {
         Ok(functions)
     }
 
-    /// The same with each source as in chats. `schema` is the field of their parameters.
+    /// Converts each source into the format of chats. `schema` is the field with the parameters.
     pub(super) fn into_chat_tools(mut self, schema: &str) -> Self {
         self.source = self.source.into_iter().map(|item| into_chat_tools(item, schema)).collect();
         self
@@ -173,7 +173,7 @@ fn tool(mut fields: Fields) -> Result<Option<Tool>, ApiError> {
     self::function(function, "parameters").map(Some)
 }
 
-/// A function whose schema is in the field `schema`.
+/// Parses a function whose schema is in the field `schema`.
 pub(super) fn function(mut function: Fields, schema: &str) -> Result<Tool, ApiError> {
     let name = function.string("name")?.ok_or_else(|| missing(function.path("name")))?;
     if !is_name(&name) {
@@ -210,7 +210,7 @@ fn is_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-./:".contains(&byte))
 }
 
-/// A tool as in chats, which templates know, from one whose fields are not inside `function`.
+/// Converts a tool without the object `function` into the format of chats, which templates know.
 fn into_chat_tools(mut tool: Value, schema: &str) -> Value {
     let mut function = Map::new();
     for (name, from) in [("name", "name"), ("description", "description"), ("parameters", schema)] {
@@ -240,12 +240,12 @@ fn choice(fields: &mut Fields) -> Result<Choice, ApiError> {
     Ok(mode.into())
 }
 
-/// Why a tool of this name cannot be called.
+/// 400: a tool with this name cannot be called.
 fn no_function(verb: &str, name: &str, left_out: &[LeftOut]) -> ApiError {
     let name_of = |tool: &&LeftOut| tool.name.as_deref() == Some(name);
     let message = match left_out.iter().find(name_of) {
         Some(LeftOut { index, kind, .. }) => format!(
-            "tool_choice {verb} {}, which is tools[{index}] of type {} and no function; only functions can be called",
+            "tool_choice {verb} {}, which is tools[{index}] of type {}; only functions can be called",
             quoted(name),
             quoted(kind)
         ),

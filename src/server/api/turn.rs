@@ -1,7 +1,7 @@
 //! An assistant's turn: the text of a choice, parsed into deltas.
 //!
-//! A turn makes chunks of the text, which every interface writes in its own way. A stream sends them, and an
-//! answer that comes whole is their sum, so the two cannot differ.
+//! Each interface writes the deltas in its own way. A stream sends them, and a complete answer is their sum,
+//! so the two cannot differ.
 
 use std::sync::Arc;
 
@@ -10,34 +10,34 @@ use super::super::generation::Totals;
 use super::types::{Delta, FunctionDelta, Message, ToolCall, ToolCallDelta};
 use tinyvllm::chat::{AnswerEvent, AnswerFormat, AnswerParser, PromptEnd, Tool};
 
-/// The parser of answers.
+/// How answers are parsed.
 #[derive(Debug, Clone, Default)]
 pub(super) struct TurnFormat {
     pub(super) answers: AnswerFormat,
     pub(super) prompt_end: PromptEnd,
     pub(super) tools: Arc<[Tool]>,
-    /// Whether the client requested it.
+    /// Whether the client requested the reasoning.
     pub(super) includes_reasoning: bool,
-    /// Further calls are dropped.
+    /// Calls beyond this number are dropped.
     pub(super) max_calls: Option<usize>,
-    /// Calls in earlier turns, for ids that count.
+    /// Number of calls in earlier turns, for formats whose ids count them.
     pub(super) num_earlier_calls: usize,
 }
 
-/// What is new in a turn.
+/// An increment of a turn.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum TurnDelta {
     /// Reasoning, for clients that requested it.
     Reasoning(String),
-    /// What it says.
+    /// Text.
     Content(String),
-    /// It begins to call a tool; the number counts the calls of the turn.
+    /// The beginning of a call. `index` counts the calls of the turn.
     Call { index: usize, id: String, name: String },
-    /// More of the arguments of the call that began last.
+    /// More of the arguments of the latest call.
     Arguments { index: usize, text: String },
 }
 
-/// One turn, as far as it has come.
+/// A turn so far.
 #[derive(Debug)]
 pub(super) struct Turn {
     format: Arc<TurnFormat>,
@@ -51,7 +51,7 @@ impl Turn {
         Self { format: Arc::clone(format), parser, num_calls: 0 }
     }
 
-    /// Takes the text of the next token, or of several events that have none.
+    /// Parses the text of the next token, or of several events without a token.
     pub(super) fn push(&mut self, text: &str, has_token: bool, totals: &mut Totals) -> Vec<TurnDelta> {
         let was_reasoning = self.parser.is_reasoning();
         let events = self.parser.push(text);
@@ -62,13 +62,13 @@ impl Turn {
         self.deltas(events)
     }
 
-    /// Ends the text.
+    /// Parses the end of the text.
     pub(super) fn finish(&mut self) -> Vec<TurnDelta> {
         let events = self.parser.finish();
         self.deltas(events)
     }
 
-    /// The reason for the client, from the one of the sequence.
+    /// The finish reason for the client, from that of the sequence.
     pub(super) fn finish_reason(&self, reason: &'static str) -> &'static str {
         if reason == "stop" && self.num_calls > 0 { "tool_calls" } else { reason }
     }
@@ -150,7 +150,7 @@ impl Message {
         }
     }
 
-    /// The whole message. Only one that calls may have no content.
+    /// The complete message. A message with calls may have no content.
     pub(super) fn complete(mut self) -> Self {
         if self.tool_calls.is_empty() {
             self.content.get_or_insert_default();
@@ -180,7 +180,8 @@ mod tests {
         }
     }
 
-    /// The whole message, its end, and the tokens of reasoning, if the text comes in chunks of this size.
+    /// Parses the text in chunks of this size. Returns the message, the finish reason, the number of
+    /// reasoning tokens, and the deltas.
     fn run(format: TurnFormat, text: &str, size: usize) -> (Value, &'static str, usize, Vec<Value>) {
         let (mut turn, mut totals) = (Turn::new(&Arc::new(format)), Totals::default());
         let mut message = Message::new();
@@ -219,7 +220,7 @@ mod tests {
                     "tool_calls": [call("weather", "{\"city\": \"Rome\"}"), call("time", "{}")],
                 })
             );
-            // The first delta of a call has its name and nothing of its arguments, the others only these.
+            // The first delta of a call has its name and no arguments, the others have only arguments.
             let calls: Vec<&Value> = deltas.iter().filter_map(|delta| delta.get("tool_calls")).collect();
             assert_eq!(calls[0][0]["function"], json!({"name": "weather", "arguments": ""}));
             assert_eq!((&calls[0][0]["index"], &calls[0][0]["type"]), (&json!(0), &json!("function")));

@@ -1,4 +1,4 @@
-//! Answers as OpenAI writes them, with what vLLM and this program add. Pure data.
+//! Answers in OpenAI's format, with the additions of vLLM and of this program. Pure data.
 
 use serde::Serialize;
 
@@ -14,7 +14,7 @@ pub(super) struct Envelope<'a> {
     pub(super) created: u64,
     pub(super) model: &'a str,
     pub(super) choices: Vec<Choice>,
-    /// The outer layer says whether the field is there, the inner one whether it is null.
+    /// The outer option is whether the field is present, the inner one whether it is null.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) usage: Option<Option<Usage>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -32,11 +32,11 @@ pub(super) struct Envelope<'a> {
 pub(in super::super) struct Reading {
     /// Tokens of the prompt.
     total: usize,
-    /// Of these, found in the prefix cache.
+    /// Tokens of the prompt that were found in the prefix cache.
     cache: usize,
-    /// Of these, computed or found.
+    /// Tokens of the prompt that were computed or found.
     processed: usize,
-    /// Since the first step of the request.
+    /// Time since the first step of the request.
     time_ms: f64,
 }
 
@@ -51,7 +51,7 @@ impl From<PromptProgress> for Reading {
     }
 }
 
-/// One of the sequences.
+/// One sequence of the answer.
 #[derive(Debug, Serialize)]
 pub(super) struct Choice {
     pub(super) index: usize,
@@ -69,7 +69,7 @@ pub(super) struct Choice {
     pub(super) token_ids: Option<Vec<u32>>,
 }
 
-/// What ended a choice, of what the request names.
+/// The stop string or token of the request that ended a choice.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub(super) enum StopReason {
@@ -85,15 +85,15 @@ impl StopReason {
     }
 }
 
-/// What a choice says, in the field where its kind of answer has it.
+/// The output of a choice, in the field of its interface.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(super) enum Content {
-    /// A whole answer of a chat.
+    /// A complete message of a chat.
     Message { message: Message },
-    /// A chunk of it.
+    /// A chunk of a message.
     Delta { delta: Delta },
-    /// A completion, or a chunk of it.
+    /// A completion or a chunk of one.
     Text { text: String },
 }
 
@@ -103,7 +103,7 @@ pub(super) struct Message {
     pub(super) role: &'static str,
     pub(super) content: Option<String>,
     pub(super) refusal: Option<String>,
-    /// What the model thought; the same under vLLM's older and newer name.
+    /// The reasoning, under vLLM's older and its newer name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -113,7 +113,7 @@ pub(super) struct Message {
 }
 
 impl Message {
-    /// One without anything in it.
+    /// A message without content.
     pub(super) fn new() -> Self {
         Self {
             role: "assistant",
@@ -126,7 +126,7 @@ impl Message {
     }
 }
 
-/// A call of a tool.
+/// A tool call.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct ToolCall {
     pub(super) id: String,
@@ -139,11 +139,11 @@ pub(super) struct ToolCall {
 #[derive(Debug, Default, Serialize)]
 pub(super) struct FunctionCall {
     pub(super) name: String,
-    /// JSON in a string.
+    /// JSON as a string.
     pub(super) arguments: String,
 }
 
-/// What is new in the assistant's turn.
+/// An increment of the assistant's turn.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Delta {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -158,7 +158,7 @@ pub(super) struct Delta {
     pub(super) tool_calls: Vec<ToolCallDelta>,
 }
 
-/// What is new in a call: first its id and name, then arguments.
+/// An increment of a call: first its id and name, then arguments.
 #[derive(Debug, Serialize)]
 pub(super) struct ToolCallDelta {
     pub(super) index: usize,
@@ -169,7 +169,7 @@ pub(super) struct ToolCallDelta {
     pub(super) function: FunctionDelta,
 }
 
-/// What is new in the function of a call.
+/// An increment of a call's function.
 #[derive(Debug, Serialize)]
 pub(super) struct FunctionDelta {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -177,7 +177,7 @@ pub(super) struct FunctionDelta {
     pub(super) arguments: String,
 }
 
-/// Log-probabilities as in chats or completions.
+/// Log-probabilities in the format of chats or of completions.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(super) enum Logprobs {
@@ -193,16 +193,16 @@ pub(super) struct ChatToken {
     pub(super) top_logprobs: Vec<TokenLogprob>,
 }
 
-/// A token with its probability.
+/// A token with its log-probability.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct TokenLogprob {
     pub(super) token: String,
-    /// A number with as many digits as an f32 has.
+    /// A number with only the digits that an f32 has.
     pub(super) logprob: serde_json::Value,
     pub(super) bytes: Vec<u8>,
 }
 
-/// Tokens of a completion, each list with one entry for a token.
+/// The tokens of a completion. Each list has one entry for each token.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct CompletionTokens {
     pub(super) tokens: Vec<String>,
@@ -214,7 +214,7 @@ pub(super) struct CompletionTokens {
 }
 
 impl CompletionTokens {
-    /// Adds the entries of what comes after.
+    /// Appends the entries of `other`.
     pub(super) fn append(&mut self, other: Self) {
         self.tokens.extend(other.tokens);
         self.token_logprobs.extend(other.token_logprobs);
@@ -223,7 +223,7 @@ impl CompletionTokens {
     }
 }
 
-/// How many tokens were read and written.
+/// Token counts of a request.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Usage {
     prompt_tokens: usize,
@@ -237,7 +237,7 @@ pub(super) struct Usage {
 #[derive(Debug, Clone, Copy, Serialize)]
 struct PromptDetails {
     cached_tokens: usize,
-    /// Of these, copied from memory of the host (`--kv-offload-gb`); absent if there are none.
+    /// Of these, copied from host memory (`--kv-offload-gb`); absent if there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     cached_tokens_from_cpu: Option<usize>,
     /// Of these, read from files (`--prefix-cache-dir`); absent if there are none.
@@ -248,7 +248,7 @@ struct PromptDetails {
 #[derive(Debug, Clone, Copy, Serialize)]
 struct CompletionDetails {
     reasoning_tokens: usize,
-    /// Accepted drafted tokens, and rejected ones. The latter are not completion tokens.
+    /// Accepted and rejected drafted tokens. Rejected ones are not completion tokens.
     accepted_prediction_tokens: usize,
     rejected_prediction_tokens: usize,
 }
@@ -279,7 +279,7 @@ impl From<&Totals> for Usage {
     }
 }
 
-/// Where the time went; of several sequences, the longest time of one. A rate is null where nothing was
+/// Times of a request. With several sequences, each is the longest time of one. A rate is null if nothing was
 /// measured.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Timings {
@@ -302,7 +302,8 @@ impl From<&Totals> for Timings {
             let is_measured = num_tokens > 0 && !time.is_zero();
             is_measured.then(|| (num_tokens as f64 / time.as_secs_f64() * 100.0).round() / 100.0)
         };
-        // Cached tokens are not computed, and the first token of a sequence comes with its prompt.
+        // Cached tokens are not computed, and the first token of a sequence is computed together with its
+        // prompt.
         let num_computed = totals.num_prompt_tokens.saturating_sub(totals.num_cached_tokens);
         let num_decoded = totals.num_output_tokens.saturating_sub(totals.num_sequences);
         Self {

@@ -1,7 +1,8 @@
-//! Which records are kept: a fixed number in all, and no client loses one to a client with more.
+//! Which records are kept. Their number is limited, and no client loses a record to a client with more.
 //!
-//! When it is full, the oldest record of the largest owner is evicted; keys are compared before the clients of one key
-//! are. So a client that sends little finds its records again, however much others send.
+//! When the ring is full, the oldest record of the largest owner is evicted. Keys are compared first, then
+//! the clients of one key. So a client that sends few requests finds its records again, however many others
+//! send.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -12,10 +13,10 @@ use super::Record;
 use crate::auth::Caller;
 use tinyvllm::engine::ClientId;
 
-/// Sequences that a request may have on average before fewer requests are remembered.
+/// With more sequences for each request on average, fewer requests are kept.
 const MEAN_NUM_SEQUENCES: usize = 8;
 
-/// The records, in the order in which they came.
+/// The records in the order of their arrival.
 #[derive(Debug, Default)]
 pub(super) struct Ring {
     records: BTreeMap<u64, Arc<Record>>,
@@ -24,16 +25,16 @@ pub(super) struct Ring {
     clients_of: HashMap<Caller, HashMap<ClientId, ClientRecords>>,
 }
 
-/// What one client has.
+/// The records of one client.
 #[derive(Debug, Default)]
 struct ClientRecords {
-    /// The oldest first.
+    /// Oldest first.
     numbers: VecDeque<u64>,
     num_sequences: usize,
 }
 
 impl Ring {
-    /// Takes a record of this client in, and lets others go until there are no more than `capacity`.
+    /// Adds a record of this client. Evicts others until at most `capacity` are left.
     pub(super) fn push(&mut self, record: Arc<Record>, client: ClientId, capacity: usize) {
         let num_sequences = record.num_sequences();
         let records = self.clients_of.entry(record.identity.caller).or_default().entry(client).or_default();
@@ -43,7 +44,7 @@ impl Ring {
         self.records.insert(self.next, record);
         self.next += 1;
         let max_num_sequences = capacity.saturating_mul(MEAN_NUM_SEQUENCES);
-        // One request is bounded elsewhere, and its sender would find nothing else.
+        // The size of one request has its own limit, and without this record its client would find nothing.
         while self.records.len() > capacity
             || self.num_sequences > max_num_sequences && self.records.len() > 1
         {
@@ -51,7 +52,7 @@ impl Ring {
         }
     }
 
-    /// The records, the latest first.
+    /// The records, latest first.
     pub(super) fn latest(&self) -> impl Iterator<Item = &Arc<Record>> {
         self.records.values().rev()
     }
@@ -77,7 +78,7 @@ impl Ring {
     }
 }
 
-/// How much is used; of equal owners, the one with the oldest record.
+/// The order of owners by use; among equals, the one with the oldest record is evicted.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Size(usize, Reverse<u64>);
 

@@ -9,17 +9,17 @@ use super::session::Session;
 
 /// Time for the handshake of a peer.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time that a peer may take nothing of what is sent to it.
+/// Time for which a peer may read nothing of what is sent to it.
 pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time that a peer may be idle. ZeroMQ's sockets connect again when they need to.
+/// Time for which a peer may be idle. ZeroMQ's sockets reconnect when they need to.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// When a peer's time is over.
+/// The timers of a peer.
 pub(super) struct Clock {
     connected: Instant,
-    /// When something last came or went.
+    /// When bytes last came in or went out.
     active: Instant,
-    /// When it last took something, or something was last there for it to take.
+    /// When the peer last read something, or when output became available for it.
     written: Option<Instant>,
 }
 
@@ -29,7 +29,7 @@ impl Clock {
         Self { connected: now, active: now, written: None }
     }
 
-    /// The time that is over next, if one is running, and what it is for.
+    /// The next deadline, if a timer runs, and the reason to close the peer then.
     pub(super) fn deadline(&mut self, session: &Session<'_>) -> Option<(Instant, Closed)> {
         let now = Instant::now();
         if session.output().is_empty() {
@@ -45,7 +45,7 @@ impl Clock {
         [stalled, waited].into_iter().flatten().min_by_key(|(deadline, _)| *deadline)
     }
 
-    /// This many bytes came and went.
+    /// Records that bytes came in and went out.
     pub(super) fn moved(&mut self, read: usize, written: usize) {
         let now = Instant::now();
         if read + written > 0 {
@@ -66,7 +66,7 @@ mod tests {
     use super::super::zmtp;
     use super::*;
 
-    /// The time that a session has, and what for.
+    /// The running timeout of a session and its reason.
     fn limit(session: &Session<'_>, clock: &mut Clock) -> Option<(Duration, Closed)> {
         let (deadline, why) = clock.deadline(session)?;
         Some((deadline.saturating_duration_since(clock.connected), why))
@@ -94,7 +94,7 @@ mod tests {
             let mut session = Session::new(role, b"kv", &kept);
             let mut clock = Clock::new();
             let drain = |session: &mut Session<'_>| session.written(session.output().len());
-            // However often it says something of no consequence.
+            // Bytes without effect do not extend it.
             check(limit(&session, &mut clock), Some((HANDSHAKE_TIMEOUT, Closed::Handshake)));
             drain(&mut session);
             send(&mut session, &zmtp::greeting()[..30]);
@@ -104,7 +104,7 @@ mod tests {
             let mut ready = Vec::new();
             zmtp::put_ready(&mut ready, if role == Role::Publisher { "SUB" } else { "REQ" });
             send(&mut session, &ready);
-            // Our own hello has not been taken.
+            // Our own greeting has not been read.
             check(limit(&session, &mut clock), Some((WRITE_TIMEOUT, Closed::Stalled)));
             drain(&mut session);
             check(limit(&session, &mut clock), Some((IDLE_TIMEOUT + 5 * second, Closed::Idle)));
@@ -123,7 +123,8 @@ mod tests {
             clock.active += 7 * second;
             check(limit(&session, &mut clock), Some((WRITE_TIMEOUT + 9 * second, Closed::Stalled)));
             drain(&mut session);
-            // A subscriber may wait for batches as long as there are none. A replay's time counts from its end.
+            // A subscriber may wait as long as there are no batches. After a replay, time counts from its
+            // end.
             let idle = (IDLE_TIMEOUT + 7 * second, Closed::Idle);
             check(limit(&session, &mut clock), (role == Role::Repeater).then_some(idle));
         }

@@ -9,7 +9,7 @@ use tinyvllm::{Error, Result};
 
 /// Most batches that can be replayed.
 const MAX_KEPT: usize = 100_000;
-/// Most batches that wait to be sent, to a subscriber or at all.
+/// Most batches that wait, for one subscriber or in the queue.
 const MAX_BATCHES: usize = 1_000_000;
 /// Longest topic.
 const MAX_TOPIC_BYTES: usize = 256;
@@ -19,18 +19,18 @@ const MAX_TOPIC_BYTES: usize = 256;
 pub struct KvEventsConfig {
     /// Where batches are published, as `tcp://host:port`.
     pub endpoint: String,
-    /// The endpoint for replays; none if there is none.
+    /// The endpoint for replays, if there is one.
     pub replay_endpoint: Option<String>,
-    /// Batches that are kept for them.
+    /// Number of batches that can be replayed.
     pub buffer_steps: usize,
-    /// Batches that may wait to be sent, to a subscriber or at all. Further ones are lost.
+    /// Number of batches that may wait, for one subscriber or in the queue. Further ones are lost.
     pub max_queue_size: usize,
-    /// The first part of each message, by which subscribers choose.
+    /// The first frame of each message, by which subscribers filter.
     pub topic: String,
 }
 
 impl KvEventsConfig {
-    /// The addresses that others than this machine may reach.
+    /// The addresses that other machines can reach.
     pub fn open_endpoints(&self) -> impl Iterator<Item = &str> {
         let endpoints = std::iter::once(&self.endpoint).chain(&self.replay_endpoint);
         endpoints.map(String::as_str).filter(|endpoint| !is_on_loopback(endpoint))
@@ -45,7 +45,7 @@ fn is_on_loopback(endpoint: &str) -> bool {
     })
 }
 
-/// The JSON object. `null` is the same as nothing.
+/// The JSON object. `null` is the same as an absent field.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Fields {
@@ -59,14 +59,15 @@ struct Fields {
     topic: Option<String>,
 }
 
-/// What the flag says.
+/// The value of the flag.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvEventsChoice(pub Option<KvEventsConfig>);
 
 impl FromStr for KvEventsChoice {
     type Err = Error;
 
-    /// Reads vLLM's JSON. Without `"enable_kv_cache_events": true`, or with the publisher `null`, there are no events.
+    /// Parses vLLM's JSON. Without `"enable_kv_cache_events": true`, or with the publisher `null`, nothing is
+    /// published.
     fn from_str(json: &str) -> Result<Self> {
         let fields: Fields =
             serde_json::from_str(json).map_err(|error| invalid(format!("{json:?} is not valid: {error}")))?;
@@ -84,7 +85,7 @@ impl FromStr for KvEventsChoice {
                 return Err(invalid(format!("{name} is {value}; it must be from 1 to {max}")));
             }
         }
-        // 0 is no limit.
+        // 0 means no limit.
         let high_water_mark = fields.hwm.filter(|hwm| *hwm > 0).unwrap_or(MAX_BATCHES);
         let topic = fields.topic.unwrap_or_default();
         if topic.len() > MAX_TOPIC_BYTES {
@@ -92,7 +93,7 @@ impl FromStr for KvEventsChoice {
             return Err(invalid(format!("topic has {length} bytes; it must have at most {MAX_TOPIC_BYTES}")));
         }
         let config = KvEventsConfig {
-            // vLLM's is every address of the machine; but events carry prompts.
+            // vLLM's default is every address of the machine; but events contain prompts.
             endpoint: tcp("endpoint", fields.endpoint.as_deref().unwrap_or("tcp://127.0.0.1:5557"))?,
             replay_endpoint: fields
                 .replay_endpoint
@@ -106,7 +107,7 @@ impl FromStr for KvEventsChoice {
     }
 }
 
-/// An address to listen on. ZeroMQ's `*` is every address of this machine.
+/// An address to listen on. ZeroMQ's `*` means every address of this machine.
 fn tcp(name: &str, endpoint: &str) -> Result<String> {
     let address = endpoint.strip_prefix("tcp://").and_then(|address| address.rsplit_once(':'));
     match address {

@@ -1,4 +1,4 @@
-//! The latest batches, which is all that waits for peers: each has an index into them, and none has a queue.
+//! The latest batches. Peers have no queues; each has an index into these.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,13 +6,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use tokio::sync::watch;
 
-/// Most bytes that are kept, whatever the number of batches and of peers that they wait for: those of some ten million
-/// tokens.
+/// Most bytes that are kept, for any number of batches and peers: about ten million tokens.
 pub(super) const MAX_KEPT_BYTES: usize = 64 << 20;
-/// What a batch takes in addition to its payload.
+/// Memory for a batch in addition to its payload.
 const BATCH_BYTES: usize = 128;
 
-/// The latest batches. Their indices count from the first batch of all; numbers of batches have gaps.
+/// The latest batches. Indices count every batch from the first one; batch numbers can have gaps.
 #[derive(Debug)]
 pub(super) struct KeptBatches {
     max_batches: usize,
@@ -25,7 +24,7 @@ pub(super) struct KeptBatches {
 struct Batches {
     latest: VecDeque<(u64, Bytes)>,
     num_bytes: usize,
-    /// The index of the oldest one.
+    /// The index of the oldest batch.
     start: u64,
 }
 
@@ -44,13 +43,13 @@ pub(super) struct KeptBatch {
 }
 
 impl KeptBatches {
-    /// Keeps this many batches, of which the latest `max_replayed` can be replayed.
+    /// Keeps this many batches. The latest `max_replayed` of them can be replayed.
     pub(super) fn new(max_batches: usize, max_replayed: usize) -> Self {
         let (end, _) = watch::channel(0);
         Self { max_batches: max_batches.max(max_replayed), max_replayed, batches: Mutex::default(), end }
     }
 
-    /// Keeps a batch, and forgets the oldest ones that are too many.
+    /// Adds a batch, and drops the oldest ones beyond the limits.
     pub(super) fn push(&self, number: u64, payload: Bytes) {
         let mut batches = self.batches();
         batches.num_bytes += payload.len() + BATCH_BYTES;
@@ -63,7 +62,7 @@ impl KeptBatches {
         self.end.send_replace(batches.end());
     }
 
-    /// The batch at this index, or the oldest one if that is dropped; none if it has not come yet.
+    /// The batch at this index, or the oldest one if that was dropped; `None` if it does not exist yet.
     pub(super) fn from(&self, index: u64) -> Option<KeptBatch> {
         let batches = self.batches();
         let index = index.max(batches.start);
@@ -71,7 +70,7 @@ impl KeptBatches {
         Some(KeptBatch { index, number, payload })
     }
 
-    /// The indices of the batches of this number and later ones that can be replayed: from, and up to.
+    /// The range of indices of batches from this number on that can be replayed.
     pub(super) fn replay(&self, number: u64) -> (u64, u64) {
         let batches = self.batches();
         let index = batches.latest.partition_point(|(kept, _)| *kept < number);
@@ -84,7 +83,7 @@ impl KeptBatches {
         self.batches().end()
     }
 
-    /// Tells of new batches.
+    /// A receiver that is notified of new batches.
     pub(super) fn news(&self) -> watch::Receiver<u64> {
         self.end.subscribe()
     }

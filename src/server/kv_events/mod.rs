@@ -1,14 +1,15 @@
-//! Tells routers which prefixes are cached here, as vLLM does: over ZeroMQ, in MessagePack.
+//! Publishes which prefixes are cached here, for routers, as vLLM does: over ZeroMQ, in MessagePack.
 //!
-//! A batch is what a step changed. Batches are numbered on the engine's thread, before the bounded queue to the task
-//! that sends them, so that one that is lost is seen by its number; the engine never waits. The first batch says that
-//! the cache is empty, so that subscribers of an earlier server at this address drop its blocks.
+//! A batch has the changes of one step. The engine's thread numbers batches before it puts them into a
+//! bounded queue, and never waits. So subscribers detect a lost batch by its number. The first batch clears
+//! the cache, so that subscribers of an earlier server at this address drop its blocks.
 //!
-//! The sockets speak ZeroMQ's protocol themselves (`zmtp.rs`), because any peer that reaches them may send anything: peers,
-//! their time, their frames and what waits for them are bounded, for all together (`peers.rs`, `session.rs`, `kept.rs`).
+//! The sockets implement ZeroMQ's protocol themselves (`zmtp.rs`), because any peer that reaches them may
+//! send anything. Peers, their timeouts, their frames and their waiting batches are limited, for all together
+//! (`peers.rs`, `session.rs`, `kept.rs`).
 //!
-//! Events carry prompts, and the sockets require no key: it is off unless configured, and without an address
-//! only this machine can listen.
+//! Events contain prompts, and the sockets require no key. So they are off by default, and the default
+//! address is reachable only from this machine.
 
 mod clock;
 mod config;
@@ -34,9 +35,9 @@ use tinyvllm::{Error, Result};
 /// The contents of a batch.
 #[derive(Debug, PartialEq)]
 enum Change {
-    /// Nothing is cached.
+    /// The cache is empty.
     Cleared,
-    /// Blocks came and went, in this order.
+    /// Blocks were added and removed, in this order.
     Blocks(Vec<CacheEvent>),
 }
 
@@ -46,7 +47,7 @@ struct Batch {
     change: Change,
 }
 
-/// Where a router finds the events.
+/// Where routers find the events.
 #[derive(Debug, Clone)]
 pub(super) struct Source {
     pub(super) endpoint: String,
@@ -68,24 +69,25 @@ struct Totals {
     lost: AtomicU64,
 }
 
-/// Numbers for `/metrics`, since the start.
+/// Counters for `/metrics`, since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct KvEventTotals {
     /// Batches.
     pub(super) batches: u64,
-    /// Those of them that never came to the sockets, because too many waited.
+    /// Batches that the sockets never got, because the queue was full.
     pub(super) lost: u64,
-    /// Those that a subscriber did not get because it was too slow, for all subscribers.
+    /// Batches that slow subscribers missed, summed over subscribers.
     pub(super) missed: u64,
-    /// Peers that were closed because of a limit, or because they could not be understood.
+    /// Peers that were closed because of a limit or invalid data.
     pub(super) closed_peers: u64,
 }
 
 impl KvEvents {
-    /// Takes the ports, for this many peers of both at once. Nothing is sent before [`listener`](Self::listener) is called.
+    /// Binds the ports, for this many peers together. Nothing is sent before [`listener`](Self::listener) is
+    /// called.
     ///
     /// # Errors
-    /// If a port cannot be had.
+    /// If a port cannot be bound.
     pub(super) async fn bind(
         config: &KvEventsConfig,
         max_peers: usize,
@@ -97,12 +99,12 @@ impl KvEvents {
         Ok(Self { source, queue, totals: Arc::default(), counts })
     }
 
-    /// Where they are found.
+    /// Where routers find the events.
     pub(super) fn source(&self) -> &Source {
         &self.source
     }
 
-    /// What happened so far.
+    /// The counters so far.
     pub(super) fn totals(&self) -> KvEventTotals {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         KvEventTotals {
@@ -113,7 +115,8 @@ impl KvEvents {
         }
     }
 
-    /// What the engine calls with the events of a step. To be called once, before the first request.
+    /// The callback for the engine, which takes the events of a step. Call this once, before the first
+    /// request.
     pub(super) fn listener(&self) -> OnCacheEvents {
         let (queue, totals) = (self.queue.clone(), Arc::clone(&self.totals));
         let send = move |change: Change| {
@@ -127,7 +130,7 @@ impl KvEvents {
     }
 }
 
-/// The error of a socket that cannot have its address.
+/// The error of a socket that cannot be bound.
 fn cannot_bind(name: &str, endpoint: &str, error: impl std::fmt::Display) -> Error {
     Error::invalid_request(format!("{name} of --kv-events-config cannot be {endpoint}: {error}"))
         .with_hint("give an address of this machine and a port that is free, such as tcp://127.0.0.1:5557")
@@ -138,7 +141,7 @@ mod tests {
     use super::*;
     use tinyvllm::engine::Medium;
 
-    /// A listener whose queue is not read: what does not fit is lost, and the numbers show it.
+    /// Nobody reads the listener's queue: batches that do not fit are lost, and the numbers show it.
     #[test]
     fn a_full_queue_loses_batches_and_never_waits() {
         let (queue, mut batches) = mpsc::channel(2);

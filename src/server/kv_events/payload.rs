@@ -1,4 +1,4 @@
-//! A batch as vLLM writes it: a list of the time, the events as maps, and the rank.
+//! A batch in vLLM's format: a list of the time, the events as maps, and the rank.
 
 use serde::Serialize;
 
@@ -6,7 +6,7 @@ use super::Change;
 use tinyvllm::engine::{CacheEvent, Medium};
 use tinyvllm::{Error, Result};
 
-/// There is one copy of the model.
+/// There is only one copy of the model.
 const DATA_PARALLEL_RANK: u32 = 0;
 
 #[derive(Serialize)]
@@ -31,15 +31,15 @@ enum Event {
 /// A batch in MessagePack. `time` is in seconds since 1970.
 ///
 /// # Errors
-/// If it cannot be written: a defect.
+/// If it cannot be encoded, which is a bug.
 pub(super) fn encode(time: f64, change: Change) -> Result<Vec<u8>> {
     let batch = (time, events(change), DATA_PARALLEL_RANK);
     rmp_serde::to_vec_named(&batch)
         .map_err(|error| Error::internal(format!("a batch of KV events cannot be written: {error}")))
 }
 
-/// In vLLM's words. It calls the cache `GPU` on every device, and so do subscribers, which use `CPU` for what has to be
-/// copied first.
+/// vLLM's name for a medium. vLLM says `GPU` for the cache on every device. Subscribers use `CPU` for blocks
+/// that have to be copied first.
 fn name_of(medium: Medium) -> &'static str {
     match medium {
         Medium::Cache => "GPU",
@@ -48,7 +48,7 @@ fn name_of(medium: Medium) -> &'static str {
     }
 }
 
-/// Consecutive blocks of one medium are one event, and so are blocks that are removed together.
+/// Merges consecutive blocks of one medium into one event, and also blocks that are removed together.
 fn events(change: Change) -> Vec<Event> {
     let Change::Blocks(changes) = change else { return vec![Event::AllBlocksCleared] };
     let mut events: Vec<Event> = Vec::new();

@@ -1,4 +1,4 @@
-//! The peers of both sockets, and how many there may be. A peer beyond a limit is closed, and the log names the limit.
+//! The peers of both sockets, and their limits. A peer beyond a limit is closed, and the log names the limit.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,7 +21,8 @@ use crate::access::AccessLog;
 use crate::clients::network;
 use crate::notices::Notices;
 
-/// Peers of both sockets at once; fewer where the process may have few open files. Half of them may be from one address.
+/// Peers of both sockets at once; fewer if the process may have few open files. One address may have half of
+/// them.
 pub(crate) const MAX_PEERS: usize = 256;
 /// Pause after the system refused a connection, for instance because there are no more file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -40,7 +41,7 @@ pub(super) enum Closed {
 }
 
 impl Closed {
-    /// Lines for different kinds do not hold each other up.
+    /// The kind of the log line, so that one reason does not suppress the lines of another.
     pub(super) fn kind(self) -> &'static str {
         match self {
             Self::Peers(_) => "peers",
@@ -69,10 +70,10 @@ impl fmt::Display for Closed {
     }
 }
 
-/// Numbers for `/metrics`.
+/// Counters for `/metrics`.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
-    /// Batches that subscribers missed because they were too slow, those of each.
+    /// Batches that subscribers missed because they were too slow, summed over subscribers.
     pub(super) missed: AtomicU64,
     /// Peers that were closed.
     pub(super) closed: AtomicU64,
@@ -85,7 +86,7 @@ pub(super) struct Peers {
     counts: Arc<Counts>,
     notices: Notices,
     max_peers: usize,
-    /// How many there are from each address.
+    /// The number of peers from each address.
     permits: Mutex<HashMap<IpAddr, usize>>,
 }
 
@@ -106,7 +107,7 @@ impl Peers {
         }
     }
 
-    /// Sends a batch to its subscribers.
+    /// Makes a batch available to subscribers.
     pub(super) fn publish(&self, number: u64, payload: Bytes) {
         self.kept.push(number, payload);
     }
@@ -121,7 +122,7 @@ impl Peers {
     }
 }
 
-/// A peer that is counted until this is dropped.
+/// A peer's permit, released on drop.
 struct PeerPermit {
     peers: Arc<Peers>,
     address: IpAddr,
@@ -169,7 +170,8 @@ pub(super) async fn accept_all(listener: TcpListener, role: Role, peers: Arc<Pee
             Err(limit) => peers.close(address, limit),
             Ok(permit) => {
                 tokio::spawn(async move {
-                    // The connection is closed after it was counted, so that a client that sees the one finds the other.
+                    // Closed peers are counted before the connection is closed, so that a client that sees
+                    // the close also sees the count.
                     if let Err(why) = serve(&stream, role, &permit.peers).await {
                         permit.peers.close(address, why);
                     }
@@ -179,15 +181,15 @@ pub(super) async fn accept_all(listener: TcpListener, role: Role, peers: Arc<Pee
     }
 }
 
-/// Returns when the peer has left.
+/// Returns when the peer has disconnected.
 async fn serve(stream: &TcpStream, role: Role, peers: &Peers) -> Result<(), Closed> {
-    // Batches are small, and each is urgent. A socket that refuses the option works without it.
+    // Batches are small and urgent. A socket that refuses the option works without it.
     let _ = stream.set_nodelay(true);
     let mut session = Session::new(role, &peers.topic, &peers.kept);
     let mut news = peers.kept.news();
     let mut clock = Clock::new();
     loop {
-        // Before it is looked for batches, so that none comes unnoticed in between.
+        // Before looking for batches, so that none is missed in between.
         news.mark_unchanged();
         let worked = session.work();
         peers.counts.missed.fetch_add(session.take_missed(), Ordering::Relaxed);
@@ -203,7 +205,7 @@ async fn serve(stream: &TcpStream, role: Role, peers: &Peers) -> Result<(), Clos
             PeerEvent::News => {}
             PeerEvent::Moved { read, written } => {
                 clock.moved(read, written);
-                // There is one thread, and a peer that takes all at once could have it for itself.
+                // There is one thread, and a peer that reads everything at once could keep it for itself.
                 tokio::task::yield_now().await;
             }
         }
@@ -212,15 +214,15 @@ async fn serve(stream: &TcpStream, role: Role, peers: &Peers) -> Result<(), Clos
 
 /// What happened next.
 enum PeerEvent {
-    /// The other side is gone.
+    /// The peer has disconnected.
     Left,
     /// There are batches to send.
     News,
-    /// This many bytes came and went.
+    /// This many bytes were read and written.
     Moved { read: usize, written: usize },
 }
 
-/// Reads and writes what there is.
+/// Waits for the socket and for new batches, then reads and writes.
 async fn exchange(
     stream: &TcpStream,
     session: &mut Session<'_>,
@@ -235,7 +237,7 @@ async fn exchange(
     let waits_for_news = session.wants_batches() && !can_write;
     let ready = tokio::select! {
         ready = stream.ready(interest) => ready,
-        // An error means that the server is gone.
+        // An error means that the server has ended.
         changed = news.changed(), if waits_for_news => {
             return if changed.is_ok() { PeerEvent::News } else { PeerEvent::Left };
         }

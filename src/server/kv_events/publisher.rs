@@ -1,5 +1,5 @@
-//! The sockets: one that publishes, and one that repeats, on a thread of their own, so that their peers
-//! takes no time from requests.
+//! The sockets: one publishes, one replays. They have their own thread, so that their peers take no time from
+//! requests.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,14 +16,14 @@ use super::{Batch, KvEventsConfig, Source, cannot_bind, payload};
 use crate::access::AccessLog;
 use tinyvllm::{Error, Result};
 
-/// What the system keeps for a peer that has not taken it. Its own choice would be megabytes.
+/// The system's send buffer for a peer. The default would be megabytes.
 const SEND_BUFFER: u32 = 128 << 10;
-/// What it keeps of what a peer sent.
+/// The system's receive buffer.
 const RECEIVE_BUFFER: u32 = 16 << 10;
 /// Connections that wait to be accepted.
 const BACKLOG: u32 = 128;
 
-/// Takes the ports and sends batches until the queue is closed.
+/// Binds the ports and sends batches until the queue is closed.
 pub(super) async fn start(
     config: &KvEventsConfig,
     max_peers: usize,
@@ -63,7 +63,7 @@ async fn bind(config: &KvEventsConfig, peers: &Arc<Peers>) -> Result<Source> {
     Ok(source)
 }
 
-/// A socket that listens, and its address with the port that it has.
+/// A listening socket, and its address with the actual port.
 async fn listen(name: &str, endpoint: &str) -> Result<(TcpListener, String)> {
     let address = endpoint.trim_start_matches("tcp://");
     let (host, _) = address.rsplit_once(':').unwrap_or((address, ""));
@@ -86,10 +86,10 @@ fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
         SocketAddr::V4(_) => TcpSocket::new_v4(),
         SocketAddr::V6(_) => TcpSocket::new_v6(),
     }?;
-    // Elsewhere this would let others take the port too.
+    // On other systems, this option would let other programs use the same port.
     #[cfg(unix)]
     socket.set_reuseaddr(true)?;
-    // Connections inherit them. A system that refuses keeps more.
+    // Connections inherit them. If the system refuses, its buffers are larger.
     let _ = socket.set_send_buffer_size(SEND_BUFFER);
     let _ = socket.set_recv_buffer_size(RECEIVE_BUFFER);
     socket.bind(address)?;
@@ -99,7 +99,7 @@ fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
 async fn publish(peers: &Peers, mut batches: mpsc::Receiver<Batch>) {
     while let Some(Batch { number, change }) = batches.recv().await {
         let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        // What cannot be written is missed by its number, as what cannot be sent.
+        // A batch that cannot be encoded is skipped. Subscribers notice the missing number.
         let Ok(payload) = payload::encode(time.as_secs_f64(), change) else { continue };
         peers.publish(number, Bytes::from(payload));
     }

@@ -1,24 +1,24 @@
-//! A conversation with one peer, without its socket: bytes come in, bytes go out, and what it takes is bounded.
+//! The protocol with one peer, without its socket: bytes come in, bytes go out, and the memory is limited.
 //!
-//! A peer has no queue. What is sent to it is copied out of the batches that are kept, a buffer at a time, when the
-//! buffer before was taken. So a peer that reads nothing costs that buffer, and one that is too slow misses batches.
+//! A peer has no queue. Its output is copied from the kept batches, one buffer at a time, after the previous
+//! buffer was sent. So a peer that reads nothing costs one buffer, and one that is too slow misses batches.
 
 use super::kept::KeptBatches;
 use super::zmtp::{self, Broken, Command, Frame, MAX_PING_BYTES, Reader};
 
-/// What is written at once. A buffer, which each peer has.
+/// The size of the output buffer of each peer.
 pub(super) const OUT_BYTES: usize = 16 << 10;
-/// Most parts of a message of a peer. A request has an empty one and a number.
+/// Most frames of a peer's message. A request has two: an empty one and a number.
 const MAX_FRAMES: usize = 8;
-/// The number that ends a replay: -1.
+/// The batch number that ends a replay: -1.
 const END: [u8; 8] = [0xff; 8];
 
-/// Which of the two sockets a peer came to.
+/// The socket to which a peer connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     /// Sends each batch to its subscribers.
     Publisher,
-    /// Repeats batches.
+    /// Replays batches.
     Repeater,
 }
 
@@ -39,7 +39,7 @@ impl Role {
     }
 }
 
-/// Why a session cannot go on.
+/// Why a session cannot continue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Fault {
     #[error("{0}")]
@@ -59,18 +59,18 @@ enum Stage {
     Open,
 }
 
-/// What is being sent: batches from one index on.
+/// The batches to send: from one index on.
 #[derive(Debug, Clone, Copy)]
 struct Sending {
-    /// Of the next batch, or of the one that is half sent.
+    /// The index of the next batch, or of the one that is partly sent.
     index: u64,
-    /// How much of its payload went out, if it is half sent.
+    /// How much of its payload is sent, if it is partly sent.
     sent: Option<usize>,
-    /// The index of the first batch that is not sent any more; a subscriber gets all.
+    /// The end of the range; `None` for a subscriber, which gets all.
     end: Option<u64>,
 }
 
-/// A request on its way: the parts so far.
+/// A request that is not complete: its frames so far.
 #[derive(Debug, Clone, Copy, Default)]
 struct Request {
     num_frames: usize,
@@ -78,7 +78,7 @@ struct Request {
     start: Option<u64>,
 }
 
-/// One peer. Its input is in the reader, its output is made by the state.
+/// A session with one peer. The reader has its input, and the state makes its output.
 #[derive(Debug)]
 pub(super) struct Session<'a> {
     reader: Reader,
@@ -91,7 +91,8 @@ struct State<'a> {
     topic: &'a [u8],
     kept: &'a KeptBatches,
     stage: Stage,
-    /// For each length whether the beginning of the topic that has it is subscribed to. Nothing else can match.
+    /// For each length, whether the prefix of the topic with this length is subscribed. No other prefix can
+    /// match.
     subscriptions: Box<[bool]>,
     is_between_parts: bool,
     request: Request,
@@ -102,7 +103,7 @@ struct State<'a> {
     num_missed: u64,
 }
 
-/// What is sent back when the message that is half sent is over.
+/// A reply that is sent after the current message.
 #[derive(Debug, Clone, Copy)]
 struct Pong {
     text: [u8; MAX_PING_BYTES],
@@ -121,7 +122,7 @@ impl<'a> Session<'a> {
             request: Request::default(),
             sending: None,
             pong: None,
-            // The other side may wait for it before it says more of its own.
+            // The other side may wait for our greeting before it continues its own.
             out: zmtp::greeting().to_vec(),
             num_written: 0,
             num_missed: 0,
@@ -129,22 +130,22 @@ impl<'a> Session<'a> {
         Self { reader: Reader::default(), state }
     }
 
-    /// Whether both sides know each other.
+    /// Whether the handshake is complete.
     pub(super) fn is_open(&self) -> bool {
         self.state.stage == Stage::Open
     }
 
-    /// Whether it receives batches: new ones, or replayed ones.
+    /// Whether it receives batches, new or replayed.
     pub(super) fn wants_batches(&self) -> bool {
         self.state.sending.is_some()
     }
 
-    /// Batches that it would have got, had it been faster, since this was asked last.
+    /// Batches that the peer missed because it was too slow, since the last call.
     pub(super) fn take_missed(&mut self) -> u64 {
         std::mem::take(&mut self.state.num_missed)
     }
 
-    /// Where what it sends goes. Empty while it has to wait: there is a replay at a time.
+    /// Space for input. It is empty during a replay, because a peer has one replay at a time.
     pub(super) fn space(&mut self) -> &mut [u8] {
         match self.state.is_repeating() {
             true => &mut [],
@@ -152,17 +153,17 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// This many bytes were put there.
+    /// Records that this many bytes were put into [`Self::space`].
     pub(super) fn filled(&mut self, num_bytes: usize) {
         self.reader.filled(num_bytes);
     }
 
-    /// What is to be written.
+    /// Output that is ready to be written.
     pub(super) fn output(&self) -> &[u8] {
         &self.state.out[self.state.num_written..]
     }
 
-    /// This much of it was written.
+    /// Records that this many bytes of it were written.
     pub(super) fn written(&mut self, num_bytes: usize) {
         let state = &mut self.state;
         state.num_written += num_bytes;
@@ -175,13 +176,13 @@ impl<'a> Session<'a> {
     /// Parses the input, and prepares the next output.
     ///
     /// # Errors
-    /// If the peer is to be closed.
+    /// If the peer has to be closed.
     pub(super) fn work(&mut self) -> Result<(), Fault> {
         loop {
             self.take()?;
             let was_repeating = self.state.is_repeating();
             self.state.fill()?;
-            // The next request may be there already.
+            // The next request may already be in the buffer.
             if !was_repeating || self.state.is_repeating() {
                 return Ok(());
             }
@@ -204,7 +205,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// The memory that it takes, in bytes.
+    /// The memory of the session, in bytes.
     #[cfg(test)]
     fn num_bytes(&self) -> usize {
         let State { out, subscriptions, .. } = &self.state;
@@ -235,7 +236,7 @@ impl State<'_> {
         match command {
             Command::Subscribe(wanted) => self.subscribe(wanted, true),
             Command::Cancel(wanted) => self.subscribe(wanted, false),
-            // The last one counts, if there are several.
+            // If there are several, only the last one is answered.
             Command::Ping(text) => {
                 let mut pong = Pong { text: [0; MAX_PING_BYTES], length: text.len() };
                 pong.text[..text.len()].copy_from_slice(text);
@@ -248,10 +249,10 @@ impl State<'_> {
     fn take_frame(&mut self, frame: Frame<'_>) -> Result<(), Fault> {
         let is_alone = !std::mem::replace(&mut self.is_between_parts, frame.has_more) && !frame.has_more;
         match (self.role, frame.body) {
-            // Before version 3.1, and in the library that routers in Rust use, these are messages.
+            // Versions before 3.1, and the library that routers in Rust use, send these as messages.
             (Role::Publisher, [1, wanted @ ..]) if is_alone => self.subscribe(wanted, true),
             (Role::Publisher, [0, wanted @ ..]) if is_alone => self.subscribe(wanted, false),
-            // To a socket that publishes, nothing else means anything.
+            // A publishing socket ignores other messages.
             (Role::Publisher, _) => {}
             (Role::Repeater, part) => {
                 let request = &mut self.request;
@@ -271,7 +272,7 @@ impl State<'_> {
         Ok(())
     }
 
-    /// What cannot be understood has no answer.
+    /// An invalid request gets no reply.
     fn repeat_from(&mut self, number: Option<u64>) {
         let indices = number.map(|number| self.kept.replay(number));
         self.sending = indices.map(|(index, end)| Sending { index, sent: None, end: Some(end) });
@@ -286,7 +287,7 @@ impl State<'_> {
             None if self.is_subscribed() => {
                 self.sending = Some(Sending { index: self.kept.end(), sent: None, end: None });
             }
-            // A batch that is half sent is sent to its end.
+            // A batch that is partly sent is completed.
             Some(Sending { sent: None, .. }) if !self.is_subscribed() => self.sending = None,
             _ => {}
         }
@@ -296,7 +297,7 @@ impl State<'_> {
         self.subscriptions.contains(&true)
     }
 
-    /// Fills the buffer, if all that was in it was written.
+    /// Refills the buffer if all of it was written.
     fn fill(&mut self) -> Result<(), Fault> {
         if !self.out.is_empty() || self.stage != Stage::Open {
             return Ok(());
@@ -314,7 +315,7 @@ impl State<'_> {
         }
     }
 
-    /// Goes on with the batch that is half sent. Returns whether there is none any more.
+    /// Continues a batch that is partly sent. Returns whether none is left.
     fn fill_payload(&mut self) -> Result<bool, Fault> {
         let Some(Sending { index, sent: Some(sent), end }) = self.sending else { return Ok(true) };
         let Some(batch) = self.kept.from(index).filter(|batch| batch.index == index) else {
@@ -334,7 +335,7 @@ impl State<'_> {
         Ok(is_over)
     }
 
-    /// Begins with the next batch, or ends a replay. Returns whether there is a batch.
+    /// Starts the next batch, or ends a replay. Returns whether there is a batch.
     fn begin_batch(&mut self) -> bool {
         let Some(Sending { index, end, .. }) = self.sending else { return false };
         if self.role == Role::Publisher && !self.is_subscribed() {
@@ -358,7 +359,7 @@ impl State<'_> {
         true
     }
 
-    /// A message up to the payload, which has this many bytes.
+    /// Writes a message up to its payload, which has `payload` bytes.
     fn put_head(&mut self, topic: &[u8], number: [u8; 8], payload: usize) {
         if self.role == Role::Repeater {
             zmtp::put_frame(&mut self.out, true, b"");
@@ -368,7 +369,7 @@ impl State<'_> {
         zmtp::put_head(&mut self.out, false, payload);
     }
 
-    /// The longest of these.
+    /// The largest size of such a head.
     fn head_bytes(&self) -> usize {
         4 * zmtp::MAX_HEAD_BYTES + self.topic.len() + size_of::<u64>()
     }

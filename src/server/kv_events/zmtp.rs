@@ -1,61 +1,61 @@
-//! ZeroMQ's protocol, ZMTP 3, as far as sockets need it that publish or repeat and ask for no key: a greeting, frames,
-//! and commands.
+//! ZeroMQ's protocol, ZMTP 3, as far as publishing and replaying sockets without authentication need it: a
+//! greeting, frames, and commands.
 //!
-//! Bytes come in, frames go out. A [`Reader`] has space for the longest accepted frame and never for more: what a
-//! frame says of its length is compared with [`MAX_FRAME_BYTES`] before anything is done with it.
+//! Bytes come in, frames go out. A [`Reader`] has space for the longest accepted frame and never for more:
+//! the length in a frame's head is compared with [`MAX_FRAME_BYTES`] first.
 
-/// Longest frame of a peer. What peers send are names of sockets, beginnings of topics and numbers.
+/// Longest frame of a peer. Peers send names of sockets, prefixes of topics, and numbers.
 pub const MAX_FRAME_BYTES: usize = 4 << 10;
 /// Bytes of a greeting.
 pub const GREETING_BYTES: usize = 64;
-/// Longest flags and length of a frame.
+/// Longest head of a frame: flags and length.
 pub const MAX_HEAD_BYTES: usize = 9;
-/// Longest text of a PING that is returned.
+/// Longest context of a PING, which is returned.
 pub const MAX_PING_BYTES: usize = 16;
 
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
-/// The authentication mechanism NULL, padded to the length of such a name.
+/// The authentication mechanism NULL, padded to the fixed length of such names.
 const MECHANISM: &[u8; 20] = b"NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
-/// The first version whose frames are these.
+/// The first version with these frames.
 const MAJOR_VERSION: u8 = 3;
 
-/// Why a peer cannot be understood.
+/// Why a peer's data cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
-    /// Something that is no ZeroMQ.
+    /// It is not ZeroMQ.
     #[error("it does not begin with ZeroMQ's greeting")]
     Greeting,
     /// A version before 3.
     #[error("it uses version {0} of ZeroMQ's protocol, and 3 or later is required")]
     Version(u8),
-    /// Keys or passwords.
+    /// It requires keys or passwords.
     #[error("it requests authentication, and only NULL is supported")]
     Mechanism,
-    /// More than is taken.
+    /// The frame is longer than accepted.
     #[error("it announced a frame of {0} bytes; the limit is {MAX_FRAME_BYTES}")]
     FrameTooLong(u64),
-    /// Bits that mean nothing.
+    /// Unknown flags.
     #[error("it sent a frame with the unknown flags {0:#04x}")]
     Flags(u8),
-    /// A command whose parts do not fit into it.
+    /// A command whose fields do not fit into it.
     #[error("it sent a command that is not valid")]
     Command,
 }
 
-/// A part of a message, or a command.
+/// A frame of a message, or a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// Read by the socket, not by its user.
+    /// The socket handles it, and not its user.
     pub is_command: bool,
     /// Whether the message continues.
     pub has_more: bool,
-    /// What it carries.
+    /// The payload.
     pub body: &'a [u8],
 }
 
-/// Takes bytes as they come, and gives the greeting and frames that are complete.
+/// Collects bytes as they come, and returns the greeting and frames that are complete.
 #[derive(Debug)]
 pub struct Reader {
     buffer: Box<[u8]>,
@@ -70,7 +70,7 @@ impl Default for Reader {
 }
 
 impl Reader {
-    /// Where the next bytes go. Empty only while a frame is complete and not taken.
+    /// Space for the next bytes. Empty only while a complete frame has not been taken.
     pub fn space(&mut self) -> &mut [u8] {
         if self.start > 0 {
             self.buffer.copy_within(self.start..self.end, 0);
@@ -79,7 +79,7 @@ impl Reader {
         &mut self.buffer[self.end..]
     }
 
-    /// This many bytes were put there.
+    /// Records that this many bytes were put into [`Self::space`].
     ///
     /// # Panics
     /// If there was less space.
@@ -88,14 +88,14 @@ impl Reader {
         self.end += num_bytes;
     }
 
-    /// Takes the greeting, which comes first. Returns whether it is complete.
+    /// Reads the greeting, which comes first. Returns whether it is complete.
     ///
     /// # Errors
-    /// As soon as the bytes so far are no greeting of a peer that can be talked to.
+    /// As soon as the bytes cannot begin the greeting of a supported peer.
     pub fn greeting(&mut self) -> Result<bool, Broken> {
         let bytes = &self.buffer[self.start..self.end];
         let is_wrong = |index: usize, wanted: u8| bytes.get(index).is_some_and(|found| *found != wanted);
-        // Between the two is a length for versions that are too old.
+        // Between the two bytes, old versions have a length.
         if is_wrong(0, 0xff) || is_wrong(9, 0x7f) {
             return Err(Broken::Greeting);
         }
@@ -110,10 +110,10 @@ impl Reader {
         Ok(true)
     }
 
-    /// Takes the next frame, if it is complete.
+    /// Returns the next frame, if it is complete.
     ///
     /// # Errors
-    /// As soon as its head says that it is none, or too long. Nothing can be read after that.
+    /// As soon as its head is invalid or its length too large. Nothing can be read after that.
     pub fn frame(&mut self) -> Result<Option<Frame<'_>>, Broken> {
         let bytes = &self.buffer[self.start..self.end];
         let Some((&flags, rest)) = bytes.split_first() else { return Ok(None) };
@@ -137,42 +137,42 @@ impl Reader {
         Ok(Some(Frame { is_command, has_more: flags & MORE != 0, body }))
     }
 
-    /// The memory that it takes, in bytes, whatever comes.
+    /// The memory of the reader, in bytes. It never changes.
     pub fn num_bytes(&self) -> usize {
         size_of::<Self>() + self.buffer.len()
     }
 }
 
-/// What sockets say to each other.
+/// The commands of sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command<'a> {
-    /// The other side is there, and a socket of this type.
+    /// The handshake, with the type of the socket.
     Ready {
-        /// Such as `SUB`.
+        /// For example `SUB`.
         socket_type: &'a [u8],
     },
-    /// Wants messages that begin with this.
+    /// Subscribes to messages with this prefix.
     Subscribe(&'a [u8]),
-    /// Wants them no more.
+    /// Cancels that subscription.
     Cancel(&'a [u8]),
-    /// Requests this back, as a sign of life.
+    /// A heartbeat; the peer expects this context back.
     Ping(&'a [u8]),
-    /// Something else.
+    /// Any other command.
     Other,
 }
 
 impl<'a> Command<'a> {
-    /// Reads the body of a frame that is a command.
+    /// Parses the body of a command frame.
     ///
     /// # Errors
-    /// If it has no name, or is not what its name says.
+    /// If it has no name, or invalid fields.
     pub fn read(body: &'a [u8]) -> Result<Self, Broken> {
         let (name, rest) = split(body).ok_or(Broken::Command)?;
         Ok(match name {
             b"READY" => Self::Ready { socket_type: socket_type(rest)? },
             b"SUBSCRIBE" => Self::Subscribe(rest),
             b"CANCEL" => Self::Cancel(rest),
-            // Before the text is a time after which the other side may be taken for gone.
+            // A time to live comes before the context.
             b"PING" => match rest.split_at_checked(2) {
                 Some((_, text)) if text.len() <= MAX_PING_BYTES => Self::Ping(text),
                 _ => return Err(Broken::Command),
@@ -182,7 +182,7 @@ impl<'a> Command<'a> {
     }
 }
 
-/// A length of one byte and as many bytes, and what follows.
+/// Splits off a field with a length of one byte. Returns it with the rest.
 fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = bytes.split_first()?;
     rest.split_at_checked(usize::from(*length))
@@ -204,7 +204,7 @@ fn socket_type(mut properties: &[u8]) -> Result<&[u8], Broken> {
     found.ok_or(Broken::Command)
 }
 
-/// What a side begins with.
+/// The greeting of this side.
 pub fn greeting() -> [u8; GREETING_BYTES] {
     let mut greeting = [0; GREETING_BYTES];
     greeting[0] = 0xff;
@@ -214,7 +214,7 @@ pub fn greeting() -> [u8; GREETING_BYTES] {
     greeting
 }
 
-/// Adds the command that says what this socket is.
+/// Appends the command that declares the type of this socket.
 pub fn put_ready(out: &mut Vec<u8>, socket_type: &str) {
     const NAMES: &[u8] = b"\x05READY\x0bSocket-Type\0\0\0";
     // Names of types are short.
@@ -225,7 +225,7 @@ pub fn put_ready(out: &mut Vec<u8>, socket_type: &str) {
     out.extend_from_slice(socket_type.as_bytes());
 }
 
-/// Adds the answer to a PING.
+/// Appends the reply to a PING.
 pub fn put_pong(out: &mut Vec<u8>, text: &[u8]) {
     const NAME: &[u8] = b"\x04PONG";
     let text = &text[..text.len().min(MAX_PING_BYTES)];
@@ -234,13 +234,13 @@ pub fn put_pong(out: &mut Vec<u8>, text: &[u8]) {
     out.extend_from_slice(text);
 }
 
-/// Adds a part of a message.
+/// Appends a frame of a message.
 pub fn put_frame(out: &mut Vec<u8>, has_more: bool, body: &[u8]) {
     put_head(out, has_more, body.len());
     out.extend_from_slice(body);
 }
 
-/// Adds what comes before a part of this length.
+/// Appends the head of a frame of this length.
 pub fn put_head(out: &mut Vec<u8>, has_more: bool, length: usize) {
     let more = if has_more { MORE } else { 0 };
     match u8::try_from(length) {
@@ -368,7 +368,8 @@ mod tests {
     }
 
     proptest! {
-        /// In whatever chunks bytes come, the frames are the same, and there is always space until one is complete.
+        /// Frames do not depend on how the bytes are split into chunks, and there is always space until a
+        /// frame is complete.
         #[test]
         fn chunks_do_not_matter(
             frames in prop::collection::vec((any::<bool>(), prop::collection::vec(any::<u8>(), 0..600)), 0..20),

@@ -1,18 +1,21 @@
-// Answers that are being given: asked for, received, measured, and kept while they grow.
+// Answers in progress: requests them, receives them, measures them, and stores them while they grow.
 const Answers = (() => {
   const { isText } = Kept;
-  /** Milliseconds between two times that a growing answer is kept. */
+  /** Milliseconds between two times that a growing answer is stored. */
   const PAUSE = 1000;
-  /** Milliseconds in which a tab replies that it generates an answer. A tab without a reply is gone. */
+  /** Milliseconds for other tabs to reply that they generate an answer. A tab without a reply is gone. */
   const PATIENCE = 500;
-  /** Whose answers this tab gives: what a message that grows has as its `growing`. */
+  /** The id of this tab. A message that grows has it as its `growing`. */
   const tab = newId();
-  /** Conversation's id → what is being received: its controller, conversation and message. */
+  /** Conversation's id → the answer in progress: its controller, conversation and message. */
   const running = new Map();
 
   // ---- One answer
 
-  /** Receives an answer, or more of one, into a message that is in the conversation. `body` is the request without the messages. */
+  /**
+   * Receives an answer, or the rest of one, into a message of the conversation. `body` is the request without its
+   * messages.
+   */
   async function give(conversation, message, turns, body) {
     const controller = new AbortController();
     const entry = { controller, conversation, message, keptAt: performance.now(), isKeeping: false };
@@ -111,13 +114,13 @@ const Answers = (() => {
 
   const whole = (count) => count.toLocaleString("en");
 
-  /** How far the server is with reading the prompt; nothing where it has read it at once. */
+  /** The progress of the prompt; empty if it was computed at once. */
   function progress(report) {
     const [read, all] = [Number(report?.processed), Number(report?.total)];
     return read < all ? `Reading the prompt ${whole(read)} / ${whole(all)}` : "";
   }
 
-  /** What can be said while the answer comes: a chunk is about a token. */
+  /** The figures during an answer. A chunk is about a token. */
   function speed({ start, first, chunks }) {
     if (!first) return [];
     const seconds = (performance.now() - first) / 1e3;
@@ -129,7 +132,7 @@ const Answers = (() => {
     return milliseconds < 1000 ? `${Math.round(milliseconds)} ms` : `${(milliseconds / 1e3).toFixed(1)} s`;
   }
 
-  /** The line about a complete answer, and its details. */
+  /** The line of figures for a complete answer, and its details. */
   function summary({ start, first }, reason, usage, timings) {
     const [numbers, more] = [[], []];
     if (Number.isFinite(usage?.completion_tokens)) numbers.push(`${usage.completion_tokens} tokens`);
@@ -144,9 +147,9 @@ const Answers = (() => {
     return { numbers: numbers.join(" · "), more: more.join(" · ") };
   }
 
-  // ---- Kept while it grows
+  // ---- Stored while it grows
 
-  /** Keeps the conversation, unless it was deleted meanwhile. */
+  /** Stores the conversation, unless it was deleted meanwhile. */
   async function keep(entry) {
     entry.keptAt = performance.now();
     if (!Library.all.has(entry.conversation.id)) return;
@@ -155,18 +158,18 @@ const Answers = (() => {
     entry.isKeeping = false;
   }
 
-  /** Both the next chunk and a clock trigger it: clocks of tabs that are not seen are slow. */
+  /** Both the next chunk and a timer trigger it, because timers of hidden tabs are slow. */
   function keepIfDue(entry) {
     if (!entry.isKeeping && performance.now() - entry.keptAt >= PAUSE) keep(entry);
   }
 
   // ---- Answers of other tabs, and abandoned ones
 
-  /** Tabs that said they are giving an answer since it was asked for the last time. */
+  /** Tabs that said they are generating an answer, since they were last asked. */
   let alive = new Set();
   let isAsking = false;
 
-  /** Marks answers that grew in a tab that is no longer there. */
+  /** Marks answers that grew in a tab that is gone. */
   async function settle() {
     const strangers = () => [...Library.all.values()].flatMap((conversation) =>
       conversation.messages.filter(({ growing }) => growing && growing !== tab).map((message) => [conversation, message]));
@@ -178,7 +181,7 @@ const Answers = (() => {
     await Server.sleep(PATIENCE);
     isAsking = false;
     for (const [conversation, message] of strangers()) {
-      // Who has begun meanwhile was not asked.
+      // Tabs that began meanwhile were not asked.
       if (alive.has(message.growing) || !asked.includes(`${message.id} ${message.growing}`)) continue;
       delete message.growing;
       message.end = "broken";
@@ -196,14 +199,14 @@ const Answers = (() => {
   };
   setInterval(settle, 3 * PAUSE);
 
-  /** Stops what is being given in a conversation, here or in another tab. */
+  /** Stops the answer of a conversation, in this tab or another one. */
   function stop(id) {
     const entry = running.get(id);
     if (entry) entry.controller.abort();
     else Library.notify({ stop: id });
   }
 
-  // What has come of an answer is kept if the tab is closed before its end.
+  // A partial answer is stored if the tab is closed before its end.
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) running.forEach(keep);
   });
@@ -221,7 +224,7 @@ const Answers = (() => {
     onGrow: () => {},
     /** Called when the server does not answer. */
     onLost: () => {},
-    /** Called when it does again. */
+    /** Called when the server answers again. */
     onReady: () => {},
   };
   return self;

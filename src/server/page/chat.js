@@ -1,4 +1,4 @@
-// The conversation that is shown, and what can be done with it.
+// The conversation that is shown, and its actions.
 (() => {
   const { element } = Markdown;
   const { isText } = Kept;
@@ -9,9 +9,9 @@
   const model = byId("model");
 
   let conversation = new Conversation();
-  /** How the messages of the branch that is shown look. */
+  /** The views of the messages of the shown branch. */
   let views = new Map();
-  /** Tokens of the conversation, as the server counted them last. */
+  /** Tokens of the conversation, as the server last counted them. */
   const usedTokens = new Map();
 
   // ---- The server
@@ -43,7 +43,7 @@
     }
   }
 
-  /** A list to choose from where there is a choice. */
+  /** The list of models, if there are several. */
   function showModels(cards) {
     const wanted = model.value;
     model.replaceChildren(...cards.map((card) => {
@@ -71,7 +71,7 @@
     byId("context").textContent = room() ? text : "";
   }
 
-  /** Why these turns cannot be answered, as far as their tokens show; nothing if they can. */
+  /** Why these turns cannot be answered, judging by their tokens; empty if they can. */
   async function whyNot(turns) {
     try {
       const headers = { "content-type": "application/json" };
@@ -84,7 +84,7 @@
       return `This is too long for the model: with the conversation so far it has ${whole(count)} tokens${answer}, and ` +
         `${whole(most)} is the most. Shorten it, or begin a new chat.`;
     } catch (error) {
-      // A server that does not count reports it itself when the answer is requested.
+      // If the server cannot count tokens, it reports the error when the answer is requested.
       if ([404, 405, 501].includes(error.status)) return "";
       if (error.status === 0) connect();
       return Answers.words(error);
@@ -108,13 +108,13 @@
     done.then(() => Naming.name(own, modelName()));
   }
 
-  /** Requests an answer after the leaf of the conversation that is shown, and shows it as it comes. */
+  /** Requests an answer to the last message of the shown branch, and shows it as it grows. */
   function answer() {
     const turns = conversation.turns();
     give(conversation.add({ role: "assistant", content: "" }), turns);
   }
 
-  /** Asks for more of an answer. */
+  /** Requests the rest of an answer. */
   function goOn(message) {
     if (isBusy()) return;
     conversation.leaf = message;
@@ -141,7 +141,7 @@
 
   // ---- The conversation on the page
 
-  /** Shows the branch with the leaf. Messages that are there already stay as they are, unless they have changed. */
+  /** Shows the branch up to the leaf. Views of unchanged messages stay. */
   function showPath() {
     const before = views;
     views = new Map();
@@ -233,7 +233,7 @@
     open(restored);
   }
 
-  /** Another answer instead of this one, or an answer to this message. */
+  /** Requests another answer in place of this one, or an answer to this message. */
   function regenerate(message) {
     if (isBusy()) return;
     conversation.leaf = message.role === "assistant" ? message.parent : message;
@@ -241,10 +241,10 @@
     answer();
   }
 
-  /** Said instead of doing something that would come between. */
+  /** A notice that an action is not possible during an answer. */
   const waiting = () => (isBusy() ? "An answer is being given. Wait for its end, or stop it." : "");
 
-  /** Another message instead of this one; what followed it stays, in its own branch. */
+  /** Replaces a message by another version. What followed it stays in its own branch. */
   function edit(message) {
     const own = conversation;
     views.get(message).edit({
@@ -259,7 +259,7 @@
     }, Composer.focus);
   }
 
-  /** The same for an answer, with which the model may go on. */
+  /** Replaces an answer by another version, which the model can continue. */
   function editAnswer(message) {
     const save = (content) => {
       const changed = { role: "assistant", content, ...(message.reasoning && { reasoning: message.reasoning }) };
@@ -273,22 +273,22 @@
     }, Composer.focus);
   }
 
-  /** Sends a message, if it fits the context. Whether it is part of the conversation then. */
+  /** Sends a message, if it fits into the context. Returns whether it is part of the conversation. */
   async function ask(content, files = []) {
     News.hide();
-    // What is kept decides which conversation this is.
+    // Stored conversations decide which one this is.
     await opened;
     const own = conversation;
     own.system ??= values.system.trim();
     const message = { role: "user", content, ...(files.length > 0 && { files }) };
     const trouble = await whyNot(own.turns({ ...message, parent: own.leaf }));
-    // A user that has gone elsewhere finds the text again where it was written.
+    // A user who has opened another conversation finds the text again in this one.
     if (own !== conversation || isBusy()) return false;
     Composer.complain(trouble);
     if (trouble) return false;
     own.add(message);
     Library.save(own);
-    // It is found again under its address, also after the page was loaded anew.
+    // The address leads to it, even after a reload.
     if (idInAddress() !== own.id) history.pushState(null, "", `#${own.id}`);
     Composer.rename(own.id);
     answer();
@@ -296,7 +296,7 @@
     return true;
   }
 
-  /** What the conversation is called, where that can be seen. */
+  /** Shows the name of the conversation. */
   function showName() {
     document.title = conversation.messages.length > 0 ? `${conversation.name} · tinyvllm` : "tinyvllm";
     Sidebar.render();

@@ -1,4 +1,4 @@
-// Programs in colours: comments, texts, numbers and the words that most languages keep for themselves.
+// Syntax colours for programs: comments, strings, numbers and the keywords of most languages.
 const Code = (() => {
   const MAX_COLOURED = 20000;
 
@@ -15,7 +15,7 @@ const Code = (() => {
     "SELECT INSERT UPDATE DELETE CREATE TABLE FROM WHERE INTO VALUES SET JOIN ON GROUP BY ORDER LIMIT AND OR NOT NULL AS"
   ).split(" "));
 
-  /** Appends a text of a language as nodes. */
+  /** Appends a text in a language as nodes. */
   function colour(parent, text, language) {
     if (PLAIN.includes(language) || text.length > MAX_COLOURED) {
       parent.append(text);

@@ -1,11 +1,11 @@
-// What the commands of TeX do in formulas that are more than a sign. Each reads what belongs to it.
+// TeX commands in formulas that are more than a symbol. Each one reads its own arguments.
 const Commands = (() => {
   const NO_SPACE = { lspace: "0", rspace: "0" };
-  /** In brackets, what changes how something is meant. */
+  /** An optional argument in brackets. */
   const OPTION = /\[[^\]{}]{0,40}\]/y;
   const LENGTH = /\s?-?[\d.]{1,9}\s?[a-z]{2}/y;
 
-  /** From a name to a function that reads an item of a row after it, or null for what is not shown. */
+  /** From a name to a function that reads one item and returns its node, or null if nothing is shown. */
   const COMMANDS = new Map();
   const define = (names, command) => {
     for (const name of names.split(" ")) COMMANDS.set(name, command);
@@ -29,7 +29,7 @@ const Commands = (() => {
   define("binom", (reader) => ordinary(binomial(reader)));
   define("dbinom", (reader) => inStyle(reader, "true", binomial(reader)));
   define("tbinom", (reader) => inStyle(reader, "false", binomial(reader)));
-  /** Commands that stand between what they put above and below each other. */
+  /** Commands between the two parts of a fraction: what comes before goes above, what comes after goes below. */
   const INFIX = new Map([
     ["\\over", (reader, ...parts) => ordinary(fraction(reader, {}, ...parts))],
     ["\\atop", (reader, ...parts) => ordinary(stacked(reader, ...parts))],
@@ -77,7 +77,7 @@ const Commands = (() => {
 
   const withSign = (name, attributes, stretchy, sign) => (reader) =>
     ordinary(reader.node(name, attributes, reader.argument(), reader.node("mo", { stretchy }, sign)));
-  /** What stands above a brace, or below, belongs to the brace. */
+  /** Scripts of a brace are placed above or below the brace. */
   const withBrace = (command) => (reader) => ({ ...command(reader), limits: true });
   for (const [name, sign] of Symbols.ACCENTS) define(name, withSign("mover", { accent: "true" }, "false", sign));
   for (const [name, sign] of Symbols.WIDE_ABOVE) define(name, withSign("mover", { accent: "true" }, "true", sign));
@@ -87,7 +87,7 @@ const Commands = (() => {
   for (const name of ["overbrace", "overbracket", "overparen", "underbrace", "underbracket", "underparen"]) {
     define(name, withBrace(COMMANDS.get(name)));
   }
-  // Few fonts have lines of every length, so these are drawn.
+  // Few fonts have lines of every length, so they are drawn.
   define("overline", withSign("mover", { class: "overlined" }, "false", "‾"));
   define("underline underbar", withSign("munder", { class: "underlined" }, "false", "_"));
   for (const [name, sign] of Symbols.LONG_ARROWS) {
@@ -126,7 +126,7 @@ const Commands = (() => {
       return ordinary(reader.argument());
     }));
   }
-  // These are for all that follows.
+  // These apply to everything that follows.
   for (const [name, style] of [
     ["rm", "normal"], ["bf", "bold"], ["it", "italic"], ["sf", "sans"], ["tt", "mono"], ["cal", "script"],
   ]) {
@@ -135,7 +135,7 @@ const Commands = (() => {
       return ordinary(reader.group(reader.nodes(reader.row(reader.stop))));
     }));
   }
-  /** Commands for texts in formulas, and how they look. */
+  /** Commands for text in formulas, and its appearance. */
   const TEXTS = new Map();
   for (const [names, attributes] of [
     ["text textrm textnormal textup textsc mbox hbox", {}], ["textbf", { class: "bold" }],
@@ -170,7 +170,7 @@ const Commands = (() => {
     return reader.leaf({ text: `${symbol.text}\u0338`.normalize("NFC"), kind: "rel" });
   });
 
-  // ---- How something looks
+  // ---- Appearance
 
   for (const [name, displaystyle, scriptlevel] of [
     ["displaystyle", "true", "0"], ["textstyle", "false", "0"], ["scriptstyle", "false", "1"],
@@ -219,14 +219,14 @@ const Commands = (() => {
 
   // ---- Tables
 
-  /** Lines between rows, and whether something in braces belongs to them. */
+  /** Lines between rows, and whether they take an argument in braces. */
   const RULES = new Map([
     ["\\hline", false], ["\\hdashline", false], ["\\toprule", false], ["\\midrule", false], ["\\bottomrule", false],
     ["\\cline", true],
   ]);
   const ALIGNED = { class: "aligned", displaystyle: "true" };
   const GATHERED = { class: "gathered", displaystyle: "true" };
-  /** Environments: attributes of their table, delimiters, and what follows their name. */
+  /** Environments: the attributes of their table, their delimiters, and the arguments after their name. */
   const ENVIRONMENTS = new Map();
   for (const [names, attributes, opening = "", closing = "", parameter = ""] of [
     ["matrix", {}], ["pmatrix", {}, "(", ")"], ["bmatrix", {}, "[", "]"], ["Bmatrix", {}, "{", "}"],
@@ -240,7 +240,7 @@ const Commands = (() => {
     for (const name of names.split(" ")) ENVIRONMENTS.set(name, { attributes, opening, closing, parameter });
   }
 
-  /** The classes of an array's columns, from what TeX says of them: `l`, `c`, `r`, lines. */
+  /** The classes of an array's columns, from its TeX specification: `l`, `c`, `r`, lines. */
   function columnClasses(text) {
     const classes = [];
     let line = "";

@@ -1,16 +1,16 @@
-// Where one writes: the text, the files that go with it, Enter.
+// The input: the text, its attached files, Enter.
 const Composer = (() => {
   const { element } = Markdown;
   const byId = (id) => document.getElementById(id);
   const input = byId("input");
-  /** Bytes of a file, at most. Few models read so much. */
+  /** Size limit of a file in bytes. Few models read that much. */
   const MAX_FILE = 1 << 20;
   const MAX_FILES = 16;
-  /** A pasted text that is longer than this becomes a file. */
+  /** A longer pasted text becomes a file. */
   const LONG_PASTE = 4000;
-  /** name and text of each. */
+  /** The name and text of each. */
   let files = [];
-  /** Under which name what is written is kept for this tab. */
+  /** The name under which this tab stores the draft. */
   let draft = location.hash.slice(1) || "new";
   let isSending = false;
 
@@ -19,16 +19,16 @@ const Composer = (() => {
     input.style.height = `${input.scrollHeight}px`;
   }
 
-  /** Keeps what is written, so that it is there when the tab is loaded again. */
+  /** Stores the draft, so that it survives a reload. */
   function keep() {
     const text = input.value;
     const isEmpty = text === "" && files.length === 0;
     const isKept = Kept.put("sessionStorage", `draft.${draft}`, isEmpty ? null : JSON.stringify({ text, files }));
-    // A text without its files is better than nothing.
+    // If there is too little space, the text is stored without its files.
     if (!isKept) Kept.put("sessionStorage", `draft.${draft}`, JSON.stringify({ text }));
   }
 
-  /** Shows what was written under this name and has not been sent. */
+  /** Shows the draft with this name. */
   function open(name) {
     draft = name;
     const kept = Kept.storedJson(`draft.${name}`, "sessionStorage");
@@ -39,14 +39,14 @@ const Composer = (() => {
     showFiles();
   }
 
-  /** Keeps what is written under another name from now on. */
+  /** Stores the draft under another name from now on. */
   function rename(name) {
     Kept.put("sessionStorage", `draft.${draft}`, null);
     draft = name;
     keep();
   }
 
-  /** Says why a message was not sent. */
+  /** Shows why a message was not sent. */
   function complain(text) {
     byId("trouble").textContent = text;
     byId("trouble").hidden = text === "";
@@ -83,7 +83,7 @@ const Composer = (() => {
     input.focus();
   }
 
-  /** Attaches a pasted text, which can be taken into the message all the same. */
+  /** Attaches a pasted text as a file. A button inserts it into the message instead. */
   function attachText(text) {
     const numbers = files.map((file) => Number(/^Pasted text (\d+)$/.exec(file.name)?.[1] ?? 0));
     const file = { name: `Pasted text ${Math.max(0, ...numbers) + 1}`, text };
@@ -101,7 +101,7 @@ const Composer = (() => {
     });
   }
 
-  /** Sends what is written. It stays where it is until it is sent. */
+  /** Sends the message. The draft stays until it is sent. */
   async function submit() {
     const content = input.value.trim();
     if ((!content && files.length === 0) || isSending || self.isBusy()) return;
@@ -138,7 +138,7 @@ const Composer = (() => {
     await attach([...byId("file").files]);
     byId("file").value = "";
   });
-  // What comes with a text, such as the picture of a table, is left out for the text.
+  // If the clipboard has text, other data such as a picture of it is ignored.
   input.addEventListener("paste", (event) => {
     const { files: pasted, types } = event.clipboardData;
     const text = event.clipboardData.getData("text/plain");
@@ -150,7 +150,7 @@ const Composer = (() => {
     event.preventDefault();
     attach([...pasted]);
   });
-  // Else the browser would leave the page for the file.
+  // Otherwise the browser would leave the page and open the file.
   const hasFiles = (event) => event.dataTransfer.types.includes("Files");
   document.addEventListener("dragover", (event) => hasFiles(event) && event.preventDefault());
   document.addEventListener("drop", (event) => {
@@ -167,11 +167,11 @@ const Composer = (() => {
     isEmpty: () => input.value === "" && files.length === 0,
     open,
     rename,
-    /** Whether an answer is being given, so that nothing can be sent. */
+    /** Whether an answer is in progress, so that nothing can be sent. */
     isBusy: () => false,
-    /** Is given the text and the files of a message; whether they were taken. */
+    /** Called with the text and the files of a message. Returns whether it was accepted. */
     onSend: async () => false,
-    /** Called when a file was refused or a text was cut, with the reason and the way out. */
+    /** Called with the reason and the way out when a file was refused or a text was cut. */
     onTrouble: () => {},
   };
   return self;

@@ -1,20 +1,20 @@
-// A conversation: messages as a tree, one branch of which is shown. No nodes of the page in here.
+// A conversation: a tree of messages, one branch of which is shown. This file uses no DOM nodes.
 const { Conversation, newId } = (() => {
   const { isText } = Kept;
-  /** Texts that a message may have besides its content. */
+  /** Optional texts of a message besides its content. */
   const DETAILS = ["reasoning", "tools", "numbers", "more", "failure", "end", "growing"];
   const TITLE_LENGTH = 60;
   const HEADINGS = { system: "System prompt", user: "You", assistant: "Model", reasoning: "Reasoning", tools: "Tool calls" };
   const HEADING = /^## (System prompt|You|Model|Reasoning|Tool calls)$/;
   const MARKED = /^\\+## (System prompt|You|Model|Reasoning|Tool calls)$/;
 
-  /** Also without TLS, where `crypto.randomUUID` is not to be had. */
+  /** Works without TLS, where `crypto.randomUUID` does not exist. */
   function newId() {
     const bytes = crypto.getRandomValues(new Uint8Array(12));
     return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
   }
 
-  /** What a message of a user is to the model: the files, each between fences that it does not contain, and the text. */
+  /** The content for the model: each file between fences that do not occur in it, then the text. */
   function withFiles({ content, files = [] }) {
     const blocks = files.map(({ name, text }) => {
       const longest = Math.max(2, ...Array.from(text.matchAll(/`+/g), (run) => run[0].length));
@@ -24,13 +24,13 @@ const { Conversation, newId } = (() => {
     return [...blocks, content].filter((part) => part !== "").join("\n\n");
   }
 
-  /** The text of a message, which other programs write as a list of parts. */
+  /** The text of a message. Other programs write it as a list of parts. */
   function textOf(content) {
     if (!Array.isArray(content)) return content;
     return content.map((part) => part?.text).filter(isText).join("\n\n");
   }
 
-  /** Only what has the format that we write, wherever it comes from; null otherwise. */
+  /** Accepts only our own format, from any source; null otherwise. */
   function readMessage(value) {
     const content = textOf(value?.content);
     if (!["user", "assistant"].includes(value?.role) || !isText(content)) return null;
@@ -45,18 +45,18 @@ const { Conversation, newId } = (() => {
   class Conversation {
     constructor() {
       this.id = newId();
-      /** What the user calls it. */
+      /** The name that the user gave it. */
       this.title = "";
       /** The system prompt; null until the first message is sent. */
       this.system = null;
       this.updated = Date.now();
-      /** In the order in which they were begun, so that a parent comes before its children. */
+      /** In the order of creation, so that a parent comes before its children. */
       this.messages = [];
-      /** The last message that is shown. */
+      /** The last message of the shown branch. */
       this.leaf = null;
     }
 
-    /** What it is called: by the user, or after its first words. */
+    /** Its name: the user's, or its first words. */
     get name() {
       const first = this.messages[0];
       const words = first?.content || first?.files?.[0].name || "";
@@ -65,7 +65,7 @@ const { Conversation, newId } = (() => {
       return this.title || short || "New chat";
     }
 
-    /** From the first message to the leaf, or to another one. */
+    /** The messages from the first one to the leaf, or to another one. */
     path(leaf = this.leaf) {
       const found = [];
       for (let message = leaf; message; message = message.parent) found.push(message);
@@ -81,19 +81,19 @@ const { Conversation, newId } = (() => {
       return added;
     }
 
-    /** The messages at the same position in other branches, and this one. */
+    /** The versions of a message: those in other branches, and this one. */
     versions(message) {
       return this.messages.filter((each) => each.parent === message.parent);
     }
 
-    /** Shows the branch with this message, as far as it was last continued. */
+    /** Shows the branch with this message, up to where it was last continued. */
     show(message) {
       const latest = new Map(this.messages.map((each) => [each.parent, each]));
       this.leaf = message;
       while (latest.has(this.leaf)) this.leaf = latest.get(this.leaf);
     }
 
-    /** Removes a message and all that follows it, in all branches; shows the nearest one that is left. */
+    /** Removes a message and everything after it in all branches. Shows the nearest remaining one. */
     remove(message) {
       const gone = new Set([message]);
       for (const each of this.messages) if (gone.has(each.parent)) gone.add(each);
@@ -104,24 +104,24 @@ const { Conversation, newId } = (() => {
       this.updated = Date.now();
     }
 
-    /** Whether an answer is being given, in this tab or in another one. */
+    /** Whether an answer is in progress, in this tab or another one. */
     get isGrowing() {
       return this.messages.some((message) => message.growing);
     }
 
-    /** The turns of a request for an answer to this message, or for more of it. */
+    /** The turns of a request for an answer to this message, or for the rest of it. */
     turns(leaf = this.leaf) {
       const turns = this.system ? [{ role: "system", content: this.system }] : [];
       for (const message of this.path(leaf)) {
         const [role, content] = [message.role, withFiles(message)];
-        // Templates want turns to alternate. After an answer that failed there are two questions in a row.
+        // Templates need alternating turns. After a failed answer there are two questions in a row.
         if (turns.at(-1)?.role === role) turns.at(-1).content += `\n\n${content}`;
         else if (content !== "") turns.push({ role, content });
       }
       return turns;
     }
 
-    /** Whether all of these words, in lower case, are in it. */
+    /** Whether it contains all of these words, which are in lower case. */
     matches(words) {
       const texts = this.messages.flatMap(({ content, files = [] }) => [content, ...files.map((file) => file.name)]);
       const all = [this.name, ...texts].join("\n").toLowerCase();
@@ -136,7 +136,7 @@ const { Conversation, newId } = (() => {
       return { id: this.id, title: this.title, ...system, updated: this.updated, messages, leaf: this.leaf?.id ?? null };
     }
 
-    /** Of `toRecord`, or with the messages of a request to a model; null if there is no message in it. */
+    /** Reads the JSON of `toRecord`, or the messages of a request to a model; null if there is no message. */
     static read(value) {
       const conversation = new this();
       if (isText(value?.id) && /^[0-9a-f]{24}$/.test(value.id)) conversation.id = value.id;
@@ -146,10 +146,10 @@ const { Conversation, newId } = (() => {
       const byId = new Map();
       for (const each of Array.isArray(value?.messages) ? value.messages : []) {
         const message = readMessage(each);
-        // In lists of other programs it is the first message.
+        // In other programs' lists, the system prompt is the first message.
         if (each?.role === "system" && isText(textOf(each.content))) conversation.system ??= textOf(each.content);
         if (!message || byId.has(message.id)) continue;
-        // Without a parent it follows the one before: so it is in lists of other programs.
+        // Without a parent it follows the previous one, as in other programs' lists.
         message.parent = each.parent === undefined ? conversation.messages.at(-1) ?? null : byId.get(each.parent) ?? null;
         byId.set(message.id, message);
         conversation.messages.push(message);
@@ -159,7 +159,7 @@ const { Conversation, newId } = (() => {
       return conversation.messages.length > 0 ? conversation : null;
     }
 
-    /** Takes the messages of another state of this conversation that are not in this one. */
+    /** Adds the messages of another state of this conversation that this one lacks. */
     merge(other) {
       const byId = new Map(this.messages.map((message) => [message.id, message]));
       for (const message of other.messages) {
@@ -170,7 +170,7 @@ const { Conversation, newId } = (() => {
       }
     }
 
-    /** Becomes what another tab has made of it. Messages that both have stay the same objects, which the page shows. */
+    /** Takes over the state of another tab. Common messages stay the same objects, because the page shows them. */
     become(other) {
       const known = new Map(this.messages.map((message) => [message.id, message]));
       const ours = (theirs) => theirs && known.get(theirs.id);
@@ -184,12 +184,12 @@ const { Conversation, newId } = (() => {
       [this.title, this.system, this.updated] = [other.title, other.system, other.updated];
     }
 
-    // ---- As Markdown: the branch that is shown
+    // ---- As Markdown: the shown branch
 
     toMarkdown() {
       const sections = [`# ${this.name}`];
       const add = (kind, text) => {
-        // What looks like one of our headings is marked, so that it is text when it is read.
+        // Text that looks like one of our headings is marked, so that it is read as text.
         const lines = text.split("\n").map((line) => (HEADING.test(line) || MARKED.test(line) ? `\\${line}` : line));
         sections.push(`## ${HEADINGS[kind]}`, lines.join("\n"));
       };
@@ -203,7 +203,7 @@ const { Conversation, newId } = (() => {
       return `${sections.join("\n\n")}\n`;
     }
 
-    /** Of `toMarkdown`; null if there is no message in it. */
+    /** Reads the Markdown of `toMarkdown`; null if there is no message. */
     static fromMarkdown(text) {
       const conversation = new this();
       const sections = [{ heading: null, lines: [] }];
@@ -214,7 +214,7 @@ const { Conversation, newId } = (() => {
       }
       const title = /^# (.+)$/.exec(sections[0].lines.find((line) => line !== "") ?? "");
       for (const { heading, lines } of sections.slice(1)) {
-        // An empty line stands after the heading, and one before the next heading or the end.
+        // There is an empty line after a heading, and one before the next heading or the end.
         const text = lines.slice(lines[0] === "" ? 1 : 0, lines.at(-1) === "" ? -1 : undefined).join("\n");
         conversation.addSection(heading, text);
       }
@@ -222,7 +222,10 @@ const { Conversation, newId } = (() => {
       return conversation.messages.length > 0 ? conversation : null;
     }
 
-    /** Adds what stands below a heading; what belongs to an answer goes to the answer that has none of it yet. */
+    /**
+     * Adds the section of a heading. It belongs to the last answer if that lacks such a section, otherwise to a new
+     * one.
+     */
     addSection(heading, text) {
       const { leaf } = this;
       const answer = () => (leaf?.role === "assistant" ? leaf : this.add({ role: "assistant", content: "" }));

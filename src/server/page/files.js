@@ -1,6 +1,6 @@
-// Texts from files: what is attached to a message, and what is given back as a file.
+// Text files: attachments of a message, and downloads.
 const Files = (() => {
-  /** The text of a file of at most this many bytes. Throws if it is not valid. */
+  /** The text of a file of at most this many bytes. Throws if it is not valid text. */
   async function read(file, limit) {
     const [size, most] = [file.size, limit].map((count) => count.toLocaleString("en"));
     if (file.size > limit) throw new Error(`${file.name} has ${size} bytes; at most ${most} can be taken.`);
@@ -14,7 +14,7 @@ const Files = (() => {
     throw new Error(`${file.name} is not a text in UTF-8 or UTF-16.`);
   }
 
-  /** Has the browser save a text. */
+  /** Lets the browser save a text. */
   function save(name, type, text) {
     const link = document.createElement("a");
     link.href = URL.createObjectURL(new Blob([text], { type }));
@@ -24,7 +24,7 @@ const Files = (() => {
     setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
   }
 
-  /** A name that every file system takes. */
+  /** A file name that is valid in every file system. */
   const fileName = (text) => text.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 60) || "conversation";
 
   return { fileName, read, save };

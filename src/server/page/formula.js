@@ -1,5 +1,5 @@
-// Formulas: TeX as models write it, as MathML. What a model writes only ever becomes the text of a node: elements and
-// attributes are fixed words and numbers. What cannot be read is left to the caller, which has the source.
+// Formulas: converts TeX into MathML. Output of a model only becomes text nodes; elements and attributes are fixed
+// words and numbers. If a formula cannot be parsed, the caller shows its source.
 const Formula = (() => {
   const NAMESPACE = "http://www.w3.org/1998/Math/MathML";
   const MAX_LENGTH = 5000;
@@ -11,9 +11,9 @@ const Formula = (() => {
   const NUMBER = /\d{1,3}(?:,\d{3}){1,8}(?!,?\d)(?:\.\d+)?|\d+(?:\{,\}\d+){0,8}(?:\.\d+)?|\.\d+/y;
   const ROW_GAP = /\*?(?:\[ ?-?[\d.]{1,9} ?[a-z]{2} ?\])?/y;
   const ENDS = new Set(["", "}", "&", "\\\\", "\\cr", "\\right", "\\middle", "\\end"]);
-  /** After these a sign such as − belongs to what follows it. */
+  /** After these, a sign such as − is a prefix. */
   const UNARY_AFTER = new Set(["", "bin", "rel", "op", "function", "open", "punct"]);
-  /** Styles in which letters next to each other are a word. */
+  /** Styles in which adjacent letters are one word. */
   const WORD_STYLES = new Set(["normal", "bold", "italic", "sans", "mono"]);
 
   const { ALIGNED, COMMANDS, INFIX, NO_SPACE, RULES, TEXTS } = Commands;
@@ -24,7 +24,7 @@ const Formula = (() => {
     for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
   }
 
-  /** Reads a formula from its beginning to its end. `isOpen`: more may come, so what is missing there is left out. */
+  /** Parses a complete formula. `isOpen`: more text may come, so missing arguments at its end are omitted. */
   class Reader {
     constructor(tex, isOpen) {
       this.tex = tex;
@@ -33,9 +33,9 @@ const Formula = (() => {
       this.depth = 0;
       this.numNodes = 0;
       this.style = null;
-      /** In what is small, signs have no space around them. */
+      /** In scripts, operators have no space around them. */
       this.isScript = false;
-      /** What ends the row besides ENDS. */
+      /** Tokens that end the row, besides ENDS. */
       this.stop = "";
     }
 
@@ -65,13 +65,13 @@ const Formula = (() => {
       return { node: this.node(name, attributes, ...children), kind: "ord" };
     }
 
-    /** A delimiter as high as its neighbours. */
+    /** A delimiter as high as its contents. */
     fence(text, form) {
       const spaces = form === "infix" ? { lspace: `${THIN}em`, rspace: `${THIN}em` } : {};
       return text === "" ? [] : [this.node("mo", { form, stretchy: "true", ...spaces }, text)];
     }
 
-    /** The nodes of a row. In a cell of aligned equations, something stands before the first sign. */
+    /** The nodes of a row. In a cell of aligned equations, the first sign has an operand before it. */
     nodes(items, isAligned = false) {
       const nodes = [];
       let before = isAligned ? "ord" : "";
@@ -98,13 +98,13 @@ const Formula = (() => {
 
     // ---- Tokens
 
-    /** The next token, or "" at the end. Spaces in front of it say nothing. */
+    /** The next token, or "" at the end. Spaces before it have no meaning. */
     peek() {
       const { tex } = this;
       while (/\s/.test(tex[this.at] ?? "")) this.at += 1;
       TOKEN.lastIndex = this.at;
       const token = TOKEN.exec(tex)?.[0] ?? "";
-      // The rest of a name may come yet.
+      // The rest of a name may still come.
       const mayGoOn = this.isOpen && this.at + token.length === tex.length && /^\\[A-Za-z]*$/.test(token);
       return mayGoOn ? "" : token;
     }
@@ -121,7 +121,7 @@ const Formula = (() => {
       return isNext;
     }
 
-    /** Whether what is missing may yet come. */
+    /** Whether the missing text may still come. */
     isAtEnd() {
       return this.isOpen && this.peek() === "";
     }
@@ -130,7 +130,7 @@ const Formula = (() => {
       if (!this.takes(token) && !this.isAtEnd()) this.fail();
     }
 
-    /** The text between braces as it is, or null where no brace opens. */
+    /** The raw text in braces, or null if there is no brace. */
     raw() {
       if (this.peek() !== "{") return null;
       const from = this.at + 1;
@@ -149,7 +149,7 @@ const Formula = (() => {
       return "";
     }
 
-    /** What follows at once as a sticky expression, or null. */
+    /** Matches a sticky expression at the current position, or null. */
     match(expression) {
       expression.lastIndex = this.at;
       const found = expression.exec(this.tex)?.[0] ?? null;
@@ -168,7 +168,7 @@ const Formula = (() => {
       return found;
     }
 
-    /** What stands in a row, up to what ends it. */
+    /** The items of a row, up to its end. */
     row(stop) {
       return this.deeper(() => {
         this.stop = stop;
@@ -186,7 +186,7 @@ const Formula = (() => {
       });
     }
 
-    /** The rows of a table, up to what ends it: `{ cells, isRuled }`, where a cell is a list of nodes. */
+    /** The rows of a table, up to its end: `{ cells, isRuled }`, where a cell is a list of nodes. */
     rows(stop, isAligned) {
       const rows = [];
       for (let isLast = false; !isLast; ) {
@@ -212,7 +212,7 @@ const Formula = (() => {
       return this.node("mtable", attributes, ...rows.map(line));
     }
 
-    /** What a command belongs to: a group in braces, or one sign. */
+    /** An argument of a command: a group in braces, or one sign. */
     argument() {
       return this.deeper(() => {
         if (ENDS.has(this.peek()) && !this.isAtEnd()) this.fail();
@@ -234,9 +234,9 @@ const Formula = (() => {
       return this.group(this.nodes(items));
     }
 
-    // ---- What stands in a row
+    // ---- Items of a row
 
-    /** One sign, group or command with its arguments; null for what is not shown. */
+    /** A sign, a group, or a command with its arguments; null if nothing is shown. */
     nucleus(isAlone = false) {
       const token = this.peek();
       if (token === "^" || token === "_" || token === "'" || token === "’") return this.ordinary("mrow", {});
@@ -271,7 +271,7 @@ const Formula = (() => {
       const symbol = Symbols.SIGNS.get(token);
       if (symbol) return this.leaf(symbol);
       if (!/\p{L}/u.test(token)) return this.ordinary("mtext", {}, token);
-      // Letters that are not of formulas are words of a language.
+      // Letters that do not occur in formulas are words of a language.
       const isOther = !/[A-Za-z\p{Script=Greek}\u2100-\u214f\u{1d400}-\u{1d7ff}]/u.test(token);
       const run = isOther ? /[\p{L}\p{M}]+/uy : WORD_STYLES.has(this.style) ? /[A-Za-z]+/y : null;
       const text = token + (run && !isAlone ? this.match(run) ?? "" : "");
@@ -303,7 +303,7 @@ const Formula = (() => {
         case "sign": return this.ordinary("mo", { stretchy: "false", ...NO_SPACE }, text);
         case "open":
         case "close": {
-          // These have no side of their own.
+          // These look the same on both sides.
           const form = "|‖".includes(text) ? { form: kind === "open" ? "prefix" : "postfix" } : {};
           return { node: this.node("mo", { ...form, stretchy: "false" }, text), kind };
         }
@@ -312,14 +312,14 @@ const Formula = (() => {
       }
     }
 
-    /** A command that is not known, with its groups, as it was written. */
+    /** An unknown command with its groups, as it was written. */
     unknown(token) {
       const from = this.at;
       while (this.tex[this.at] === "{") this.raw();
       return this.ordinary("mtext", { class: "unknown" }, token + this.tex.slice(from, this.at));
     }
 
-    /** What stands below and above, next to or over what was read. */
+    /** Adds subscripts and superscripts, next to or above and below the item. */
     scripts(item) {
       let [below, above, numPrimes] = [null, null, 0];
       let { limits } = item;
@@ -344,9 +344,9 @@ const Formula = (() => {
       return { node: this.node(name, {}, node, ...[below, above].filter((each) => each !== null)), kind, core };
     }
 
-    // ---- Texts in formulas
+    // ---- Text in formulas
 
-    /** The text in braces as nodes; formulas in it between dollars are formulas. */
+    /** The text in braces as nodes. Formulas between dollars in it are parsed. */
     text(attributes = {}) {
       if (!this.takes("{")) return [this.node("mtext", attributes, this.next())];
       const nodes = [];
@@ -394,12 +394,12 @@ const Formula = (() => {
     }
   }
 
-  /** A formula's element, or null if it cannot be read. */
+  /** The element of a formula, or null if it cannot be parsed. */
   function math(tex, isDisplay, isOpen = false) {
     if (tex.length > MAX_LENGTH || !isOpen && tex.trim() === "") return null;
     const reader = new Reader(tex, isOpen);
     try {
-      // Rows and columns need no environment around them.
+      // Rows and columns are accepted without an environment.
       const rows = reader.rows("", true);
       if (reader.peek() !== "") return null;
       const isTable = rows.length > 1 || rows[0].cells.length > 1;

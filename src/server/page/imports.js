@@ -2,7 +2,7 @@
 const Imports = (() => {
   const { isText } = Kept;
 
-  /** A tree of messages that know their parents: in `mapping` of ChatGPT's exports, in `messages` of Open WebUI's. */
+  /** A tree of messages with links to their parents: `mapping` in ChatGPT's exports, `messages` in Open WebUI's. */
   function fromTree(nodes, { id, title, seconds, current, read }) {
     const parentOf = (node) => {
       const parent = node?.parent ?? node?.parentId;
@@ -19,7 +19,7 @@ const Imports = (() => {
       shown.add(name);
       name = parentOf(nodes[name]);
     }
-    // Parents first. What is no message is replaced by those after it.
+    // Parents first. Entries that are not messages are replaced by their children.
     let [system, leaf] = [null, null];
     const messages = [];
     const waiting = [[null, null]];
@@ -32,7 +32,7 @@ const Imports = (() => {
       if (isTurn && shown.has(name)) leaf = name;
       for (const child of (children.get(name) ?? []).toReversed()) waiting.push([child, isTurn ? name : above]);
     }
-    // The same file gives the same conversation again.
+    // The same file gives the same ids again.
     const hex = isText(id) ? id.replaceAll("-", "").slice(0, 24) : "";
     return { id: hex, title, system, updated: seconds * 1e3, messages, leaf };
   }
@@ -44,7 +44,7 @@ const Imports = (() => {
       const parts = message?.content?.parts;
       const text = Array.isArray(parts) ? parts.filter(isText).join("\n\n") : message?.content?.text;
       if (!isText(text) || text === "" || message.metadata?.is_visually_hidden_from_conversation) return null;
-      // What it asks of tools goes to them and not to the reader.
+      // Messages for tools are not for the reader.
       if (isText(message.recipient) && message.recipient !== "all") return null;
       return { role: message.author?.role, content: text };
     };
@@ -69,7 +69,7 @@ const Imports = (() => {
     return value;
   }
 
-  /** The conversations in a file. Throws what is wrong with it. */
+  /** The conversations in a file. Throws an error that describes what is wrong with it. */
   function parse(name, text) {
     if (/^\s*[[{]/.test(text)) {
       let value;

@@ -1,6 +1,6 @@
-// What stands in a paragraph, as DOM nodes. What a model writes only ever becomes the text of a node, or the address of
-// a link whose scheme is one of SCHEMES: there is no way from here to an attribute, a style or markup. No step looks at
-// the same character more than a fixed number of times, whatever the text is.
+// Converts the text of a paragraph into DOM nodes. Output of a model only becomes text nodes, or the address of a
+// link whose scheme is in SCHEMES. It can never become another attribute, a style or markup. For any text, each step
+// looks at a character at most a fixed number of times.
 const Inline = (() => {
   const SCHEMES = ["http:", "https:", "mailto:"];
   const MAX_DEPTH = 8;
@@ -8,9 +8,9 @@ const Inline = (() => {
   const MAX_ADDRESS = 1000;
   const MAX_CLOSERS = 32;
   const MAX_BRACKETS = 8;
-  /** Characters of a formula in a line, above which it may be wider than a narrow page. */
+  /** A longer formula in a line may be wider than a narrow page. */
   const MAX_NARROW = 24;
-  /** Characters after a dollar that may yet become a formula. */
+  /** The longest text after a dollar that may still become a formula. */
   const MAX_UNSURE = 200;
 
   function element(name, className, ...children) {
@@ -20,7 +20,7 @@ const Inline = (() => {
     return node;
   }
 
-  /** An address that may be followed, or null. */
+  /** An address that links may have, or null. */
   function safeAddress(text) {
     let address;
     try {
@@ -42,7 +42,7 @@ const Inline = (() => {
     return node;
   }
 
-  /** What can be wider than the page is reached by keyboard, to be scrolled. */
+  /** An element that can be wider than the page gets the keyboard's focus, so that it can be scrolled. */
   function region(node, name) {
     node.tabIndex = 0;
     node.setAttribute("role", "region");
@@ -61,49 +61,49 @@ const Inline = (() => {
 
   // ---- Formulas
 
-  /** Environments that are formulas by themselves. */
+  /** Environments that are formulas of their own. */
   const ENVIRONMENT = "(?:equation|align|alignat|flalign|gather|multline|eqnarray)\\*?";
   const MARKS = new RegExp(`\\\\(?:begin|end)\\{${ENVIRONMENT}\\}|\\\\[^]|\\$+|\``, "g");
   const CLOSING = { $: "$", $$: "$$", "\\(": "\\)", "\\[": "\\]" };
 
-  /** The other half of a mark that begins a formula, or undefined. */
+  /** The closing delimiter for an opening one, or undefined. */
   const closing = (mark) => (mark.startsWith("\\begin") ? mark.replace("begin", "end") : CLOSING[mark]);
 
-  /** Whether a dollar may begin a formula: dollars are money, and names of a shell, too. */
+  /** Whether a dollar may begin a formula. Dollars are also prices and shell variables. */
   function canOpen(text, at) {
     const next = text[at + 1];
     return next !== undefined && (!/[A-Za-z0-9]/.test(text[at - 1] ?? "") || "\\^_".includes(next));
   }
 
-  /** Whether what is between two dollars is a formula. */
+  /** Whether the text between two dollars is a formula. */
   function isBetweenDollars(inner, rest) {
     if (/^(?:\d|[A-Z][A-Z_])/.test(rest)) return false;
     if (!isSpace(inner[0]) && !isSpace(inner.at(-1))) {
       return inner.includes("\\") || !/[A-Za-z]{2} [A-Za-z]{2}|^\d[^]*\s[A-Za-z]{2}/.test(inner);
     }
-    // With spaces it has to look like one, and have no words.
+    // With spaces, it has to look like one and contain no words.
     const bare = inner.replace(/\\[A-Za-z]+(?:\{[^{}]*\})?/g, " ");
     if (bare !== inner) return !/(?:^|\s)(?!d[a-z]\b)[a-z]{2,}(?![A-Za-z_^])/.test(bare);
     return /[\^_]|^\D[^]*=/.test(inner) && !/[A-Za-z]{2}/.test(inner);
   }
 
-  /** Whether what follows two dollars begins with words: then they are a price. */
+  /** Whether words come after two dollars. Then they are prices. */
   function isProse(inner) {
     const [line] = inner.trimStart().split("\n", 1);
     return /[a-z]{2}|[A-Za-z]{2} /.test(line) && !/[\\^_=+*/<>]/.test(line);
   }
 
-  /** Whether what is between a mark and its other half is a formula. */
+  /** Whether the text between two delimiters is a formula. */
   function isFormula(text, from, to, mark) {
     const inner = text.slice(from, to);
     if (inner.trim() === "") return false;
-    // Brackets with a backslash may be brackets as well.
+    // Brackets with a backslash may be just brackets.
     if (mark === "\\[") return /[\\^_=<>+]/.test(inner);
     if (mark === "$$") return !isProse(inner);
     return mark !== "$" || isBetweenDollars(inner, text.slice(to + 1, to + 3));
   }
 
-  /** Whether what follows a mark will be a formula, as far as it is there. */
+  /** Whether the text after a delimiter so far is the beginning of a formula. */
   function isLikely(rest, mark) {
     if (mark === "\\[") return /^\s*$|[\\^_=<>+]/.test(rest);
     if (mark === "$$") return !isProse(rest);
@@ -111,12 +111,12 @@ const Inline = (() => {
   }
 
   /**
-   * Where formulas are in a text, in turn. At the end of an open text, one that is not closed is one if it looks like
-   * it. A backtick ends the hope for one: programs are full of dollars.
+   * Finds the formulas of a text in turn. At the end of an open text, an unclosed formula counts if it looks like
+   * one. A backtick ends the search, because programs are full of dollars.
    */
   function findFormulas(text, isOpen) {
     const found = [];
-    /** Marks whose other half is missing. */
+    /** Delimiters without a closing one. */
     const missing = new Set();
     const marks = new RegExp(MARKS);
     let open = null;
@@ -150,10 +150,10 @@ const Inline = (() => {
     return found;
   }
 
-  /** A formula in a text; where it cannot be read, its source. */
+  /** A formula in a text, or its source if it cannot be parsed. */
   function formula({ start, end, tex, mark, isClosed }, text) {
     const source = text.slice(start, end);
-    // Money and other dollars look like the beginning of a formula for a while.
+    // Prices and other dollars look like the beginning of a formula at first.
     if (!isClosed && mark === "$") return source;
     const isDisplay = mark !== "$" && mark !== "\\(";
     const math = Formula.math(isClosed ? tex : tex.replace(/\$$/, ""), isDisplay, !isClosed);
@@ -164,13 +164,16 @@ const Inline = (() => {
 
   // ---- Everything
 
-  /** One text's constructs. `isOpen`: more text may come, so what is begun at the end is shown as if it were closed. */
+  /**
+   * Parses the text of one paragraph. `isOpen`: more text may come, so open constructs at its end are shown as if
+   * they were closed.
+   */
   class Paragraph {
     constructor(text, isOpen, depth) {
       this.text = text;
       this.isOpen = isOpen;
       this.depth = depth;
-      /** Kinds of delimiters of which none is left. */
+      /** Delimiters that do not occur in the rest of the text. */
       this.missing = new Set();
       this.codeRuns = null;
       this.formulas = findFormulas(text, isOpen);
@@ -216,7 +219,7 @@ const Inline = (() => {
       return /[!-/:-@[-`{-~]/.test(next) ? { node: next, end: at + 2 } : null;
     }
 
-    /** The formula that a position is in, or undefined. */
+    /** The formula at a position, or undefined. */
     formulaAround(at) {
       let [low, high] = [0, this.formulas.length];
       while (low < high) {
@@ -278,7 +281,7 @@ const Inline = (() => {
       return { node, end: isUnfinished ? text.length : close + size };
     }
 
-    /** Where emphasis that is open at `from` ends, or -1. */
+    /** The end of the emphasis that is open at `from`, or -1. */
     closer(mark, size, from) {
       const { text } = this;
       const delimiter = mark.repeat(size);
@@ -304,7 +307,7 @@ const Inline = (() => {
       return -1;
     }
 
-    /** Where a bracket that is open before `from` closes: at most `limit` characters on, or -1. */
+    /** The closing bracket for one before `from`, at most `limit` characters on, or -1. */
     bracketEnd(from, limit, opening, closing) {
       const { text } = this;
       for (let at = from, nested = 0; at < text.length && at - from <= limit; at += 1) {
@@ -316,7 +319,7 @@ const Inline = (() => {
       return -1;
     }
 
-    /** The number of a footnote, which leads to it. */
+    /** The number of a footnote, which links to it. */
     note(at) {
       const match = /^\[\^(\d{1,3})\](?![(:])/.exec(this.text.slice(at, at + 7));
       if (!match) return null;
@@ -353,7 +356,7 @@ const Inline = (() => {
       return address ? { node: link(address, fill), end: end + tail[0].length } : null;
     }
 
-    /** The text of a link: emphasis and code, but no further links. */
+    /** The text of a link: it may have emphasis and code, but no links. */
     fillText(parent) {
       const plain = this.text.replace(/[*_~`]{1,3}/g, "");
       parent.append(plain.trim() === "" ? this.text : plain);

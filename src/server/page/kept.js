@@ -1,8 +1,8 @@
-// What is kept in the browser: texts under names. Whatever is read may have been written by others.
+// Stores texts under names in the browser. They may have been written by others, so readers must check them.
 const Kept = (() => {
   const isText = (value) => typeof value === "string";
 
-  /** Storage may be full or forbidden; then nothing is kept, and this is false. */
+  /** False if storage is full or forbidden. Then nothing is stored. */
   function put(storage, name, value) {
     try {
       if (value === null) window[storage].removeItem(`tinyvllm.${name}`);

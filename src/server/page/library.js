@@ -1,26 +1,26 @@
 // All conversations of this browser: in memory, in its database, and the same in every tab.
 const Library = (() => {
   const STORE = "conversations";
-  /** By their ids. */
+  /** Conversations by their ids. */
   const all = new Map();
-  /** Null where the browser has none for us; then conversations last as long as the tab. */
+  /** Null if the browser gives us none. Then conversations last as long as the tab. */
   let database = null;
-  /** Ends when the database is open, or known not to be. */
+  /** Resolves when the database is open, or known to be unavailable. */
   let opening = null;
   let isKeeping = true;
   const tabs = new BroadcastChannel("tinyvllm");
 
-  /** What a request to the database gives. */
+  /** The result of a database request, as a promise. */
   const result = (request) => new Promise((resolve, reject) => {
     request.onsuccess = () => resolve(request.result);
     request.onerror = () => reject(request.error);
   });
 
-  /** Reads what is kept. */
+  /** Reads the stored conversations. */
   async function open() {
     opening = openDatabase();
     await opening;
-    // An earlier page kept a single conversation elsewhere.
+    // An earlier version of the page stored a single conversation elsewhere.
     const early = Conversation.read(Kept.storedJson("conversation"));
     if (early) await save(early);
     Kept.put("localStorage", "conversation", null);
@@ -31,7 +31,7 @@ const Library = (() => {
       const request = indexedDB.open("tinyvllm", 1);
       request.onupgradeneeded = () => request.result.createObjectStore(STORE, { keyPath: "id" });
       database = await result(request);
-      // A tab with a newer page wants to change it.
+      // A tab with a newer version of the page wants to upgrade the database.
       database.onversionchange = () => database.close();
       for (const record of await result(database.transaction(STORE).objectStore(STORE).getAll())) take(record);
     } catch {
@@ -47,7 +47,7 @@ const Library = (() => {
     else all.set(record.id, conversation);
   }
 
-  /** Does something with the store and notifies the other tabs of the change. */
+  /** Runs a change of the store, and notifies the other tabs. */
   async function change(id, action) {
     await opening;
     if (!database) return;
@@ -64,7 +64,7 @@ const Library = (() => {
     }
   }
 
-  /** Keeps a conversation, together with what another tab has added to it. */
+  /** Stores a conversation, merged with what another tab has added to it. */
   function save(conversation) {
     all.set(conversation.id, conversation);
     if (!isKeeping) return Promise.resolve();
@@ -75,7 +75,7 @@ const Library = (() => {
     });
   }
 
-  /** Keeps a conversation as it is. */
+  /** Stores a conversation without merging. */
   function replace(conversation) {
     all.set(conversation.id, conversation);
     if (!isKeeping) return Promise.resolve();
@@ -105,7 +105,7 @@ const Library = (() => {
     } catch {}
   };
 
-  /** The latest first; with words, those that have them all. */
+  /** All conversations, latest first; with words, only those that contain all of them. */
   function list(words = "") {
     const wanted = words.toLowerCase().split(/\s+/).filter((word) => word !== "");
     const found = [...all.values()].filter((conversation) => wanted.length === 0 || conversation.matches(wanted));
@@ -117,7 +117,7 @@ const Library = (() => {
   const exportAll = () => JSON.stringify({ conversations: list().map((each) => each.toRecord()) }, null, 1);
   const exportOne = (conversation) => JSON.stringify(conversation.toRecord(), null, 1);
 
-  /** Adds the conversations of a file; those of them that are new. */
+  /** Adds the conversations in a file. Returns the new ones. */
   async function importFile(name, text) {
     const added = [];
     for (const conversation of Imports.parse(name, text)) {
@@ -141,15 +141,15 @@ const Library = (() => {
     removeAll,
     replace,
     save,
-    /** Says something to the other tabs. */
+    /** Sends a message to the other tabs. */
     notify: (message) => tabs.postMessage(message),
-    /** Whether anything is kept from now on. */
+    /** Sets whether conversations are stored from now on. */
     keep: (isWanted) => (isKeeping = isWanted),
-    /** Called when another tab changed a conversation, with its id, or null if all are gone. */
+    /** Called with a conversation's id when another tab changed it, or with null if all are deleted. */
     onChange: () => {},
     /** Called with a message of another tab. */
     onMessage: () => {},
-    /** Whether this tab is adding to a conversation, so that what others kept of it is not newer. */
+    /** Whether this tab is adding to a conversation. Then a stored state is not newer. */
     isOurs: () => false,
     /** Called with the reason why something is not stored. */
     onTrouble: () => {},

@@ -1,5 +1,5 @@
-// Markdown as DOM nodes: the blocks of a text that grows. What stands in them is the matter of `Inline`, with the same
-// rules: texts of nodes and nothing else, and no step looks at a character more than a fixed number of times.
+// Converts a growing Markdown text into DOM nodes, block by block. `Inline` converts the text of blocks. The same
+// rules apply here: only text nodes, and each step looks at a character at most a fixed number of times.
 const Markdown = (() => {
   const MAX_DEPTH = 8;
   const MAX_FORMULA = 5000;
@@ -12,7 +12,7 @@ const Markdown = (() => {
   const HEADING = /^ {0,3}(#{1,6})(?=\s|$)/;
   const QUOTE = /^ {0,3}> ?/;
   const ITEM = /^( {0,12})([-*+]|\d{1,9}[.)])(?: {1,4}|$)/;
-  /** What a footnote says. Names of other kinds would be taken for what they are not: sets of letters. */
+  /** The definition of a footnote. Other names would be confused with sets of letters. */
   const NOTE = /^ {0,3}\[\^(\d{1,3})\]:(?= |$)/;
   const isRule = (line) => line.length < 200 && /^ {0,3}([-*_])(?: *\1){2,} *$/.test(line);
   const isBlank = (line) => line.trim() === "";
@@ -23,8 +23,9 @@ const Markdown = (() => {
   const FORMULA = new RegExp(`^\\s*(\\$\\$(?!\\$)|\\\\\\[|\\\\begin\\{${Inline.ENVIRONMENT}\\})`);
 
   /**
-   * The formula of its own that a line begins: what opens and closes it, what follows the first and where the second
-   * is in that, or -1. Null if there is none, or if text follows on the line: then it is part of a paragraph.
+   * A displayed formula that begins on this line: its delimiters, the text after the opening one, and the offset of
+   * the closing one in it, or -1. Null if there is none, or if text follows it on the line: then it is part of a
+   * paragraph.
    */
   function formulaBegin(line) {
     const match = FORMULA.exec(line);
@@ -36,10 +37,13 @@ const Markdown = (() => {
     return close < 0 || isEnd(head.slice(close + closing.length)) ? { opening, closing, head, close } : null;
   }
 
-  /** Whether this may follow a formula. */
+  /** Whether this text may follow a formula. */
   const isEnd = (text) => /^\s*[.,;:]?\s*$/.test(text);
 
-  /** The displayed formula that a line leaves open: what opens and closes it, and what follows the first; or null. */
+  /**
+   * A displayed formula that is still open at the end of a line: its delimiters and the text after the opening one;
+   * or null.
+   */
   function leftOpen(line) {
     if (!/\$\$|\\\[|\\begin/.test(line)) return null;
     const last = Inline.findFormulas(line, true).at(-1);
@@ -49,8 +53,8 @@ const Markdown = (() => {
   }
 
   /**
-   * Where a formula that a line leaves open is closed: the line, or the number of lines if it may yet be, and the
-   * place in it. Null if it is none.
+   * Where an open formula is closed: the line and the offset in it. The line is the number of lines if it may still
+   * be closed. Null if it is not a formula.
    */
   function formulaEnd(lines, first, { opening, closing, head }, isOpen) {
     const isPrice = (text) => opening === "$$" && Inline.isProse(text);
@@ -58,13 +62,13 @@ const Markdown = (() => {
     let length = head.length;
     let numBlank = 0;
     for (let end = first + 1; end < lines.length; end += 1) {
-      // The line before is complete.
+      // The previous line is complete.
       if (isPrice(begin)) return null;
       const line = lines[end];
       const close = line.indexOf(closing);
       if (isBlank(begin)) begin = close < 0 ? line : line.slice(0, close);
       const again = opening === closing ? -1 : line.indexOf(opening);
-      // What is said of a line that is not complete must be true of the complete one.
+      // A decision about an incomplete line must also hold for the complete line.
       const isComplete = !isOpen || end < lines.length - 1;
       length += close < 0 ? line.length : close;
       numBlank += isComplete && isBlank(line) ? 1 : 0;
@@ -89,7 +93,7 @@ const Markdown = (() => {
     return found.map((cell) => cell.trim());
   }
 
-  /** Whether the lines at `at` begin a table. At the end of an open text, a first line with a bar may. */
+  /** Whether a table begins at the line `at`. At the end of an open text, one line with a bar is enough. */
   function isTable(lines, at, isOpen) {
     const head = lines[at];
     if (!head.includes("|")) return false;
@@ -101,7 +105,7 @@ const Markdown = (() => {
     return isLast || (isRow && cells(rule).length === cells(head).length);
   }
 
-  /** Divides lines into blocks; each knows its first line and the one after its last. */
+  /** Splits lines into blocks. Each has its first line and the line after its last. */
   function parse(lines, isOpen, depth = 0) {
     const blocks = [];
     for (let at = 0; at < lines.length; ) {
@@ -151,7 +155,7 @@ const Markdown = (() => {
       const mark = leftOpen(rest);
       const found = mark && formulaEnd(lines, end, mark, isOpen);
       if (found) {
-        // Whatever the lines of a formula look like.
+        // Lines of a formula may look like anything.
         end = found.end;
         rest = lines[end]?.slice(found.close + mark.closing.length);
         continue;
@@ -164,7 +168,7 @@ const Markdown = (() => {
     return { kind: "paragraph", text: lines.slice(first, end).map((line) => line.trim()).join("\n"), first, end };
   }
 
-  /** The formula that begins at a line and has lines of its own, or null. */
+  /** The formula that begins on a line of its own, or null. */
   function formulaAt(lines, first, isOpen) {
     const begin = formulaBegin(lines[first]);
     if (!begin) return null;
@@ -231,7 +235,7 @@ const Markdown = (() => {
       } else {
         break;
       }
-      // A blank line deeper inside is the matter of a list in this one.
+      // A blank line that is indented further belongs to a nested list.
       isLoose ||= wasBlank && column <= content;
       wasBlank = false;
     }
@@ -312,7 +316,7 @@ const Markdown = (() => {
   function buildFormula(block, isOpen) {
     const isGrowing = isOpen && !block.isClosed;
     const tex = codeText(block, isOpen);
-    // A dollar at the end of what grows is half of what closes it.
+    // A dollar at the end of a growing text is half of a closing delimiter.
     const math = Formula.math(isGrowing ? tex.replace(/\$$/, "") : tex, true, isGrowing);
     if (!math) return element("div", "code", region(element("pre", "", element("code", "", block.source)), "Formula"));
     return region(element("div", "formula display", math), "Formula");
@@ -331,7 +335,7 @@ const Markdown = (() => {
     return element("div", "code", head, region(element("pre", "", node), `Code, ${name}`));
   }
 
-  /** A text that grows. Blocks that can no longer change are built once; only the last one is built again. */
+  /** A growing text. Blocks that can no longer change are built once; only the last ones are rebuilt. */
   class View {
     constructor(root) {
       this.root = root;
@@ -347,8 +351,8 @@ const Markdown = (() => {
       const lines = text.slice(this.start).split("\n");
       const blocks = parse(lines, isOpen);
       const block = blocks.at(-1);
-      // The last line is not complete, so a block that has only this one may turn out to belong to the one before. So
-      // may a table of which only the second line makes one.
+      // The last line is incomplete, so a block with only this line may still join the previous block. So may a
+      // table, which is recognised only by its second line.
       const isSure = blocks.length < 2 || block.first < lines.length - (block.kind === "table" ? 2 : 1);
       const numFixed = isOpen ? Math.max(blocks.length - (isSure ? 1 : 2), 0) : blocks.length;
       if (this.openCode && isOpen && blocks.length === 1 && block.kind === "code" && !block.isClosed) {

@@ -1,4 +1,4 @@
-// How a message looks on the page: its text, its files, what can be done with it; and an answer while it grows.
+// The view of a message: its text, its files, its actions; and an answer while it grows.
 const MessageView = (() => {
   const { element } = Markdown;
   const isTouched = window.matchMedia("(pointer: coarse)");
@@ -11,17 +11,17 @@ const MessageView = (() => {
     return node;
   }
 
-  /** A text that can be opened: reasoning, a file. */
+  /** A text that can be unfolded: reasoning, a file. */
   function fold(className, title, text) {
     const body = element("div", "", text);
     body.dir = "auto";
     return element("details", className, element("summary", "", title), body);
   }
 
-  /** A message of a user with more lines or characters than this is folded. */
+  /** A longer message of a user is folded: its limits in lines and characters. */
   const [MANY_LINES, MANY_CHARACTERS] = [16, 1600];
 
-  /** Why an answer ended early, where nothing else shows it. */
+  /** Why an answer ended early, if nothing else shows it. */
   const ENDS = { broken: "Broken off: the page that received this answer was closed before its end." };
 
   class MessageView {
@@ -40,13 +40,13 @@ const MessageView = (() => {
       else this.painter = new Painter(this);
     }
 
-    /** A key that changes with the shown message. */
+    /** A key that changes whenever the shown message does. */
     get state() {
       const { content, reasoning = "", tools = "", numbers, failure, end, growing } = this.message;
       return JSON.stringify([content.length, reasoning.length, tools.length, numbers, failure, end, growing]);
     }
 
-    /** Whether a complete answer is another one by now: it was gone on with, here or in another tab. */
+    /** Whether a complete answer has changed: it was continued in this tab or another one. */
     get isStale() {
       return Boolean(this.painter?.isFinished) && this.shown !== this.state;
     }
@@ -59,7 +59,7 @@ const MessageView = (() => {
       if (content.length > MANY_CHARACTERS || content.split("\n", MANY_LINES + 1).length > MANY_LINES) this.foldText();
     }
 
-    /** Shows the beginning of a long message, and a button for all of it. */
+    /** Shows the start of a long message, with a button for all of it. */
     foldText() {
       const more = button("Show all", () => {
         const isFolded = this.text.classList.toggle("folded");
@@ -72,12 +72,12 @@ const MessageView = (() => {
       this.text.after(more);
     }
 
-    /** What can be done: pairs of a name and what it does, each with a longer name for screen readers. */
+    /** The actions: pairs of a name and a function, each with a longer name for screen readers. */
     showTools(tools) {
       this.tools.replaceChildren(...tools.map(([text, label, onClick]) => button(text, onClick, label)));
     }
 
-    /** Which of several versions this is, and the way to the others. */
+    /** The number of the shown version, and buttons for the others. */
     showVersions(number, count, onStep) {
       if (count < 2) return;
       const back = button("‹", () => onStep(-1), "Previous version");
@@ -87,19 +87,19 @@ const MessageView = (() => {
       this.tools.prepend(element("span", "versions", back, `${number} / ${count}`, forward));
     }
 
-    /** Scrolls to what went wrong, if anything did. */
+    /** Scrolls to the error message, if there is one. */
     showTrouble() {
       this.root.querySelector(".failure, .ended")?.scrollIntoView({ block: "nearest" });
     }
 
     /**
-     * A field to change the text in. `actions` have names, and get the new text; the last one is the usual one. They
-     * give what is wrong with it, and nothing if it was taken.
+     * A field to edit the text. `actions` have names and get the new text; the last one is the default. They return
+     * what is wrong with the text, or nothing if it was accepted.
      */
     edit(actions, onClose) {
       const isUser = this.message.role === "user";
       const area = element("textarea");
-      // What is typed is there again if the page was loaded anew meanwhile.
+      // The edited text survives a reload of the page.
       const draft = `edit.${this.message.id}`;
       area.value = Kept.get("sessionStorage", draft) ?? this.message.content;
       area.addEventListener("input", () => Kept.put("sessionStorage", draft, area.value));
@@ -148,18 +148,18 @@ const MessageView = (() => {
       area.focus();
     }
 
-    /** Keyboards on a screen have no Shift with Enter: there it begins a line, and a button sends. */
+    /** On-screen keyboards have no Shift with Enter: there, Enter begins a line, and a button sends. */
     static sends(event) {
       return MessageView.isSendKey(event) && (!isTouched.matches || event.ctrlKey || event.metaKey);
     }
 
-    /** Enter that ends a composition of an input method is no wish to send. */
+    /** Enter that ends a composition of an input method does not send. */
     static isSendKey(event) {
       return event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== 229;
     }
   }
 
-  /** Shows an answer as it grows, and takes at most a sixth of the time for it, however long the answer is. */
+  /** Shows a growing answer. It takes at most a sixth of the time for that, for any length of the answer. */
   class Painter {
     constructor(view) {
       this.view = view;
@@ -191,7 +191,7 @@ const MessageView = (() => {
       if (message.reasoning) this.paintReasoning(hasText);
       if (message.tools) this.paintTools();
       numbers.textContent = message.numbers ?? "";
-      // Asking makes the browser lay the page out now, so that it is counted.
+      // Reading it forces the layout now, so that its time is counted.
       root.getBoundingClientRect();
       const end = performance.now();
       this.notBefore = end + 5 * (end - start);

@@ -1,9 +1,9 @@
-//! The chat page: one document with its style and its script in it, which loads nothing from elsewhere.
+//! The chat page: one document that includes its style and its script and loads nothing else.
 //!
-//! It is open also if the server has keys, because a browser cannot send one when it opens a page. So it must
-//! be the same for all clients and know nothing of the model: it requests what it shows from the guarded paths.
-//! Its policy lets only this style and this script run, lets them talk to this server only, and lets no script
-//! turn text into markup.
+//! It needs no key even if the server has keys, because a browser cannot send one when it opens a page. So it
+//! is the same for all clients and knows nothing about the model: it requests everything from paths that need
+//! the key. Its policy allows only this style and this script, and requests to this server only. No script
+//! can turn text into markup.
 
 use std::sync::LazyLock;
 
@@ -43,13 +43,13 @@ const SCRIPT: &str = concat!(
     include_str!("chat.js"),
 );
 
-/// The document with its parts, split where the nonce is inserted.
+/// The document including style and script, split where the nonce is inserted.
 static PARTS: LazyLock<Vec<String>> = LazyLock::new(|| {
     let parts = DOCUMENT.split("{{nonce}}");
     parts.map(|part| part.replace("{{style}}", STYLE).replace("{{script}}", SCRIPT)).collect()
 });
 
-/// Answers with the page.
+/// Returns the page.
 pub(super) async fn show() -> Response {
     let nonce = new_id();
     let policy = format!(
@@ -59,12 +59,12 @@ pub(super) async fn show() -> Response {
     );
     let mut response = ok_as("text/html; charset=utf-8", Body::from(PARTS.join(&nonce)));
     let headers = response.headers_mut();
-    // Hexadecimal digits do not make a value invalid.
+    // Hexadecimal digits are valid in a header.
     if let Ok(policy) = HeaderValue::from_str(&policy) {
         headers.insert(header::CONTENT_SECURITY_POLICY, policy);
     }
     let fixed = [
-        // A page from a cache would not know its nonce.
+        // A cached page would have an old nonce.
         (header::CACHE_CONTROL.as_str(), "no-store"),
         (header::X_CONTENT_TYPE_OPTIONS.as_str(), "nosniff"),
         (header::REFERRER_POLICY.as_str(), "no-referrer"),
@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(PARTS.len(), 3, "a nonce for the style and one for the script");
         assert!(!page.contains("{{") && page.matches("nonce=\"0123\"").count() == 2);
         for (name, part) in [("style", STYLE), ("script", SCRIPT)] {
-            // What ends an element would end it here too.
+            // A closing tag inside would end the element.
             assert!(page.contains(part) && !part.contains(&format!("</{name}")));
         }
     }
@@ -100,7 +100,7 @@ mod tests {
         }
         for (name, part) in [("style", STYLE), ("script", SCRIPT), ("document", DOCUMENT)] {
             let outside = part.match_indices("://").filter(|(at, _)| {
-                // A namespace is a name, and the scripts look for addresses in texts.
+                // A namespace is only a name, and the scripts contain patterns for addresses in texts.
                 !part[*at..].starts_with("://www.w3.org/2000/svg") && name != "script"
             });
             assert_eq!(outside.count(), 0, "{name}");

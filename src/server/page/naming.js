@@ -1,9 +1,9 @@
-// Names of conversations by the model: asked for once, after the first answer, when no other request waits.
+// The model names conversations: requested once, after the first answer, when no other request waits.
 const Naming = (() => {
   const WISH = "Give our conversation a name of at most five words. Answer with the name only.";
   const MOST = 60;
 
-  /** The name in an answer; nothing if it is none. */
+  /** The name in an answer; empty if it has none. */
   function read(answer) {
     const choice = answer?.choices?.[0];
     const text = choice?.message?.content;
@@ -29,7 +29,7 @@ const Naming = (() => {
       Library.save(conversation);
       self.onName();
     } catch {
-      // Its first words are its name.
+      // Its first words are used as its name.
     }
   }
 

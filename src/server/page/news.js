@@ -1,4 +1,4 @@
-// What the page says: to screen readers, and in a line above the field.
+// Messages of the page: for screen readers, and in a line above the input.
 const News = (() => {
   const { element } = Markdown;
   const byId = (id) => document.getElementById(id);
@@ -11,7 +11,7 @@ const News = (() => {
   let offerEnd = 0;
   const hide = () => (byId("toast").hidden = true);
 
-  /** A line with one thing to do about it, for a while. */
+  /** Shows a line with one button for some time. */
   function offer(text, name = "", onClick = () => {}) {
     const action = element("button", "quiet", name);
     action.type = "button";
@@ -29,7 +29,7 @@ const News = (() => {
     try {
       await navigator.clipboard.writeText(text);
     } catch {
-      // Over plain HTTP from another machine there is no clipboard API.
+      // Over plain HTTP from another machine, the clipboard API does not exist.
       const area = element("textarea", "hidden");
       area.value = text;
       document.body.append(area);

@@ -1,4 +1,4 @@
-// What serves: model, device, cache, speed. Asked for while it is looked at.
+// Information about the server: model, device, cache, speed. It is requested only while it is shown.
 (() => {
   const { element } = Markdown;
   const byId = (id) => document.getElementById(id);
@@ -15,7 +15,7 @@
     return found;
   }
 
-  /** The value of a label, which may have escaped characters in it. */
+  /** The value of a label, which may have escaped characters. */
   function label(series, name) {
     const match = new RegExp(`(?:^|,)${name}="((?:[^"\\\\]|\\\\.)*)"`).exec(series?.labels ?? "");
     return match ? match[1].replace(/\\(.)/g, (_, character) => (character === "n" ? "\n" : character)) : "";
@@ -24,7 +24,7 @@
   const whole = (count) => count.toLocaleString("en", { maximumFractionDigits: 0 });
   const share = (part, all) => (all > 0 ? `${((100 * part) / all).toFixed(0)} %` : "none yet");
 
-  /** Rows of a name and a text; `before` are the metrics of an earlier time. */
+  /** Rows of a name and a text. `before` are the metrics of an earlier time. */
   function rows(server, model, metrics, before) {
     const value = (name) => metrics.get(name)?.value ?? 0;
     const seconds = before ? (metrics.time - before.time) / 1e3 : 0;

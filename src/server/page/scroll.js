@@ -9,7 +9,7 @@ const Scroll = (() => {
 
   function follow(isWanted) {
     isFollowing = isWanted;
-    // What the browser does to keep other texts instead would look like scrolling.
+    // The browser's scroll anchoring would look like scrolling by the user.
     scroller.style.overflowAnchor = isWanted ? "none" : "auto";
   }
 
@@ -20,7 +20,7 @@ const Scroll = (() => {
   }
 
   scroller.addEventListener("scroll", () => {
-    // The event comes later than the scrolling, and what has grown meanwhile is no wish to leave the end.
+    // The event comes after the scrolling. Text that has grown in between does not mean that the user scrolled away.
     const isUp = scroller.scrollTop < lastTop;
     lastTop = scroller.scrollTop;
     if (isUp) follow(gap() < 2);

@@ -1,4 +1,4 @@
-// The server: requests with the key, waiting while the model is being loaded, server-sent events.
+// Access to the server: requests with the key, waiting while the model is loaded, server-sent events.
 const Server = (() => {
   let apiKey = Kept.get("sessionStorage", "key") ?? "";
 
@@ -28,7 +28,7 @@ const Server = (() => {
     }
   }
 
-  /** Sends until it is an answer: asks for a key, and waits for a model that is being loaded. */
+  /** Sends until there is an answer: asks for a key if needed, and waits while the model is loaded. */
   async function request(path, options = {}) {
     for (let waits = 0; ; ) {
       const usedKey = apiKey;
@@ -48,7 +48,7 @@ const Server = (() => {
     }
   }
 
-  /** Waits while the model is being loaded. False if the server has another reason not to answer. */
+  /** Waits while the model is loaded. False if the server has another reason for not answering. */
   async function loads(signal) {
     for (;;) {
       const response = await send("health", { signal });
@@ -64,7 +64,7 @@ const Server = (() => {
   /** The data of server-sent events. */
   async function* events(response) {
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-    // A line that is not complete may be long: its chunks are joined once.
+    // An incomplete line may be long, so its chunks are joined once.
     let pieces = [];
     try {
       for (;;) {
@@ -80,12 +80,12 @@ const Server = (() => {
         }
       }
     } finally {
-      // The reader is gone, and the server must notice.
+      // Cancels the request if the reader stops, so that the server notices.
       reader.cancel().catch(() => {});
     }
   }
 
-  /** For this tab. */
+  /** The key, for this tab only. */
   function useKey(key) {
     apiKey = key;
     Kept.put("sessionStorage", "key", key);
@@ -97,7 +97,7 @@ const Server = (() => {
     request,
     sleep,
     useKey,
-    /** Asks for a key, with a reason; whether one was given. */
+    /** Asks for a key, with a reason. Returns whether one was given. */
     onKeyNeeded: async () => false,
     /** Called with the progress of loading. */
     onLoading: () => {},

@@ -1,4 +1,4 @@
-// What the user prefers: sampling, the system prompt, light or dark, what is kept; and the key.
+// The user's settings: sampling, the system prompt, light or dark, storage; and the key.
 const Settings = (() => {
   const { element } = Markdown;
   const { isText } = Kept;
@@ -19,7 +19,7 @@ const Settings = (() => {
   const values = Kept.storedJson("settings");
   const save = () => Kept.put("localStorage", "settings", JSON.stringify(values));
 
-  /** What a request says besides its messages. */
+  /** The fields of a request besides its messages. */
   function sampling() {
     const wanted = SAMPLING.filter(({ name }) => typeof values[name] === "number");
     return Object.fromEntries(wanted.map(({ name }) => [name, values[name]]));
@@ -51,14 +51,14 @@ const Settings = (() => {
     byId("sampling").append(element("div", "field", label, box, trouble));
   }
 
-  /** What a value must be. */
+  /** The valid range of a value. */
   function limits({ min, max, step }) {
     const kind = step === 1 ? "A whole number" : "A number";
     if (max !== undefined) return `${kind} from ${min} to ${max}`;
     return min === undefined ? kind : `${kind}, at least ${min}`;
   }
 
-  /** Shows what the model and the server use where nothing is set. */
+  /** Shows the defaults of the model and the server for values that are not set. */
   async function askDefaults() {
     try {
       const { preferred_sampling_params: defaults } = await (await Server.request("model_info")).json();
@@ -69,7 +69,7 @@ const Settings = (() => {
       const longest = defaults?.max_new_tokens;
       if (Number.isFinite(longest)) byId("sampling-max_tokens").placeholder = String(longest);
     } catch {
-      // Other servers report none; they stay without numbers.
+      // Other servers report no defaults, so none are shown.
     }
   }
   byId("reset").addEventListener("click", () => {
@@ -138,7 +138,7 @@ const Settings = (() => {
       const onSubmit = (event) => {
         event.preventDefault();
         const key = field.value.trim();
-        // A header is made of visible ASCII; nothing else can be a key.
+        // A header consists of visible ASCII, so a key does too.
         field.setCustomValidity(/^[!-~]+$/.test(key) ? "" : "A key has no spaces, no accents and no signs from other alphabets. Copy it once more.");
         if (!field.reportValidity()) return;
         Server.useKey(key);
@@ -169,7 +169,7 @@ const Settings = (() => {
     sampling,
     save,
     values,
-    /** Called when new conversations have another system prompt. */
+    /** Called when the system prompt of new conversations has changed. */
     onSystem: () => {},
   };
   return self;

@@ -1,4 +1,4 @@
-// Keys for what is done often, and the list of them.
+// Keyboard shortcuts, and the list of them.
 const Shortcuts = (() => {
   const { element } = Markdown;
   const dialog = document.getElementById("shortcuts");
@@ -6,7 +6,7 @@ const Shortcuts = (() => {
   const command = isMac ? "⌘" : "Ctrl";
 
   const show = () => dialog.showModal();
-  /** Keys as users read them, their actions, and how they are recognised. */
+  /** Shortcuts as shown to users, their actions, and how they are recognised. */
   const KEYS = [
     [`${command} + Shift + O`, "New chat", ({ shift, key }) => shift && key === "o", () => self.onNew()],
     [`${command} + K`, "Search conversations", ({ shift, key }) => !shift && key === "k", () => Sidebar.search()],
@@ -46,7 +46,7 @@ const Shortcuts = (() => {
   document.getElementById("open-shortcuts").addEventListener("click", show);
 
   const self = {
-    /** Whether there was a message to edit. */
+    /** Edits the last message. Returns whether there was one. */
     onEditLast: () => false,
     onNew: () => {},
   };

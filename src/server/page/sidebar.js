@@ -4,9 +4,9 @@ const Sidebar = (() => {
   const byId = (id) => document.getElementById(id);
   const sidebar = byId("sidebar");
   const toggle = byId("toggle-list");
-  /** Where it lies over the conversation instead of next to it. */
+  /** Whether it covers the conversation instead of being next to it. */
   const isNarrow = window.matchMedia("(max-width: 52rem)");
-  /** Bytes of a file of conversations, at most. */
+  /** Size limit of a file of conversations in bytes. */
   const MAX_IMPORT = 64 << 20;
 
   function small(text, label, onClick) {
@@ -52,7 +52,7 @@ const Sidebar = (() => {
     return item;
   }
 
-  /** Replaces the name by a field. Nothing else moves, so that a click elsewhere meets what it was meant for. */
+  /** Replaces the name by a field. Nothing else moves, so that a click elsewhere hits its target. */
   function rename(conversation, item) {
     const field = element("input");
     field.value = conversation.name;
@@ -83,10 +83,10 @@ const Sidebar = (() => {
     field.select();
   }
 
-  /** What the list was made of. */
+  /** The state that the list was built from. */
   let shown = [];
 
-  /** Shows what there is. The focus stays where it is, and a name that is being changed is left alone. */
+  /** Updates the list. It keeps the focus, and a name that is being edited. */
   function render() {
     const list = byId("conversations");
     if (list.querySelector("input")) return;
@@ -97,7 +97,7 @@ const Sidebar = (() => {
     byId("no-conversations").textContent =
       found.length > 0 ? "" : words.trim() ? "Nothing was found." : "Conversations are kept here, in this browser.";
     byId("export").disabled = Library.all.size === 0;
-    // A button that is being clicked stays, whatever another tab adds to an answer.
+    // A button that is being clicked stays, even if another tab adds to an answer.
     if (state.length === shown.length && state.every((part, index) => part === shown[index])) return;
     shown = state;
     const focused = document.activeElement;
@@ -158,13 +158,13 @@ const Sidebar = (() => {
 
   const self = {
     render,
-    /** Goes to the field for words that are looked for. */
+    /** Focuses the search field. */
     search: () => {
       show(true);
       byId("search").select();
     },
     toggle: change,
-    /** The conversation that is open. */
+    /** The id of the open conversation. */
     current: () => null,
     onDelete: () => {},
     /** Called with the result, and the first new conversation. */

@@ -1,8 +1,8 @@
-// What the names of TeX stand for in formulas: letters, signs and their kinds, functions, accents, delimiters, styles.
+// The meaning of TeX names in formulas: letters, symbols and their kinds, functions, accents, delimiters, styles.
 const Symbols = (() => {
   const words = (text) => text.trim().split(/\s+/);
 
-  /** Words in turn a name and what it stands for. */
+  /** Words, alternately a name and its meaning. */
   function pairs(text) {
     const list = words(text);
     return new Map(list.filter((_, index) => index % 2 === 0).map((name, index) => [name, list[2 * index + 1]]));
@@ -13,7 +13,7 @@ const Symbols = (() => {
     lambda λ mu μ nu ν xi ξ omicron ο pi π varpi ϖ rho ρ varrho ϱ sigma σ varsigma ς tau τ upsilon υ phi ϕ varphi φ
     chi χ psi ψ omega ω digamma ϝ partial ∂ imath ı jmath ȷ`);
 
-  /** Letters and signs that are upright and have no space around them. */
+  /** Letters and symbols that are upright and have no space around them. */
   const UPRIGHT = pairs(`
     Gamma Γ Delta Δ Theta Θ Lambda Λ Xi Ξ Pi Π Sigma Σ Upsilon Υ Phi Φ Psi Ψ Omega Ω Alpha Α Beta Β Epsilon Ε Zeta Ζ
     Eta Η Iota Ι Kappa Κ Mu Μ Nu Ν Omicron Ο Rho Ρ Tau Τ Chi Χ
@@ -53,7 +53,7 @@ const Symbols = (() => {
 
   const VERTICAL = new Set("↑↓↕⇑⇓⇕");
   const INTEGRALS = pairs("int ∫ iint ∬ iiint ∭ iiiint ⨌ oint ∮ oiint ∯ oiiint ∰ smallint ∫");
-  /** Large operators whose limits are below and above where there is room. */
+  /** Large operators with limits below and above in displayed formulas. */
   const LARGE = pairs(`
     sum ∑ prod ∏ coprod ∐ bigcup ⋃ bigcap ⋂ bigvee ⋁ bigwedge ⋀ bigoplus ⨁ bigotimes ⨂ bigodot ⨀
     biguplus ⨄ bigsqcup ⨆`);
@@ -61,20 +61,20 @@ const Symbols = (() => {
   const OPENING = pairs("{ { lbrace { lbrack [ langle ⟨ lvert | lVert ‖ lfloor ⌊ lceil ⌈ lgroup ⟮ llbracket ⟦");
   const CLOSING = pairs("} } rbrace } rbrack ] rangle ⟩ rvert | rVert ‖ rfloor ⌋ rceil ⌉ rgroup ⟯ rrbracket ⟧");
   const FENCES = pairs("| ‖ Vert ‖ vert | backslash \\");
-  /** What may be written for a delimiter without a backslash. */
+  /** Delimiters that need no backslash. */
   const PLAIN_DELIMITERS = pairs("( ( ) ) [ [ ] ] | | / / < ⟨ > ⟩");
   PLAIN_DELIMITERS.set(".", "");
 
   const FUNCTIONS = new Set(words(`
     sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch arsinh arcosh artanh
     exp log ln lg lb arg deg dim hom ker sgn tr rank erf`));
-  /** Functions whose limits are below where there is room. */
+  /** Functions with limits below in displayed formulas. */
   const LIMITS = pairs(`
     lim lim max max min min sup sup inf inf limsup lim_sup liminf lim_inf det det gcd gcd lcm lcm Pr Pr argmax arg_max
     argmin arg_min injlim inj_lim projlim proj_lim esssup ess_sup`);
   for (const [name, text] of LIMITS) LIMITS.set(name, text.replace("_", "\u2009"));
 
-  /** Signs above and below, and whether they become as wide as what they belong to. */
+  /** Accents above and below, and whether they stretch to the width of their base. */
   const ACCENTS = pairs(`
     hat ^ check ˇ tilde ~ acute ´ grave \` dot ˙ ddot ¨ dddot ⃛ breve ˘ bar ¯ vec → mathring ˚`);
   const WIDE_ABOVE = pairs(`
@@ -97,13 +97,13 @@ const Symbols = (() => {
     ["letter", LETTERS], ["upright", UPRIGHT], ["bin", BINARY], ["rel", RELATIONS], ["integral", INTEGRALS],
     ["large", LARGE], ["open", OPENING], ["close", CLOSING], ["sign", FENCES], ["limits", LIMITS],
   ];
-  /** What a command without arguments stands for, as its text and what kind of sign it is. */
+  /** The text and the kind of a command without arguments. */
   const NAMES = new Map(KINDS.flatMap(([kind, table]) => [...table].map(([name, text]) => [name, { text, kind }])));
   for (const name of FUNCTIONS) NAMES.set(name, { text: name, kind: "function" });
   for (const [name, text] of [["neg", "¬"], ["lnot", "¬"], ["surd", "√"]]) NAMES.set(name, { text, kind: "sign" });
   NAMES.set("colon", { text: ":", kind: "punct" });
 
-  /** Characters that are written as they are. */
+  /** Characters that stand for themselves. */
   const SIGNS = new Map();
   for (const symbol of NAMES.values()) if (!SIGNS.has(symbol.text)) SIGNS.set(symbol.text, symbol);
   for (const [signs, kind] of [
@@ -115,13 +115,13 @@ const Symbols = (() => {
 
   // ---- Letters in other styles
 
-  /** Where the capitals, small letters and digits of a style begin in Unicode. */
+  /** The code points at which the capitals, small letters and digits of a style begin in Unicode. */
   const STYLES = new Map([
     ["bold", [0x1d400, 0x1d41a, 0x1d7ce]], ["italic", [0x1d434, 0x1d44e]], ["bold-italic", [0x1d468, 0x1d482, 0x1d7ce]],
     ["script", [0x1d49c, 0x1d4b6]], ["fraktur", [0x1d504, 0x1d51e]], ["double", [0x1d538, 0x1d552, 0x1d7d8]],
     ["sans", [0x1d5a0, 0x1d5ba, 0x1d7e2]], ["mono", [0x1d670, 0x1d68a, 0x1d7f6]],
   ]);
-  /** Letters that Unicode had before it had their style. */
+  /** Letters that were in Unicode before the rest of their style. */
   const OLDER = {
     italic: pairs("h ℎ"),
     script: pairs("B ℬ E ℰ F ℱ H ℋ I ℐ L ℒ M ℳ R ℛ e ℯ g ℊ o ℴ"),
@@ -131,7 +131,7 @@ const Symbols = (() => {
   const GREEK = "ΑΒΓΔΕΖΗΘΙΚΛΜΝΞΟΠΡϴΣΤΥΦΧΨΩ∇αβγδεζηθικλμνξοπρςστυφχψω∂ϵϑϰϕϱϖ";
   const GREEK_STYLES = new Map([["bold", 0x1d6a8], ["bold-italic", 0x1d71c]]);
 
-  /** A character in a style, or itself where the style has none. */
+  /** A character in a style, or itself if the style lacks it. */
   function styled(character, style) {
     const begins = STYLES.get(style);
     if (!begins) return character;
@@ -144,7 +144,7 @@ const Symbols = (() => {
     return String.fromCodePoint(begins[group] + character.charCodeAt(0) - "Aa0".charCodeAt(group));
   }
 
-  /** The delimiter that a token stands for, "" for none, or undefined. */
+  /** The delimiter of a token; "" for none, undefined if it is not a delimiter. */
   function delimiter(token) {
     if (!token.startsWith("\\")) return PLAIN_DELIMITERS.get(token);
     const name = token.slice(1);

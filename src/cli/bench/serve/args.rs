@@ -11,7 +11,7 @@ use super::summary::ServiceLevels;
 use crate::args::MessageArgs;
 use crate::value::parse_seconds;
 
-/// What to send, where, and what to report.
+/// The flags of `tinyvllm bench serve`.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ServeBenchArgs {
     #[command(flatten)]
@@ -28,20 +28,21 @@ pub(crate) struct ServeBenchArgs {
     pub(super) messages: MessageArgs,
 }
 
-/// Which server.
+/// The server to measure.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Server")]
 pub(super) struct TargetArgs {
     /// The server, such as http://127.0.0.1:8000 or https://example.com [default: from --host and --port]
     #[arg(long, visible_alias = "url", value_name = "URL")]
     pub(super) base_url: Option<String>,
-    /// Host, if there is no --base-url
+    /// Host, if --base-url is not given
     #[arg(long, default_value = "127.0.0.1")]
     pub(super) host: String,
-    /// Port, if there is no --base-url
+    /// Port, if --base-url is not given
     #[arg(long, default_value_t = 8_000)]
     pub(super) port: u16,
-    /// Interface of the server [default: openai-chat if the endpoint ends with chat/completions, else openai]
+    /// Interface of the server [default: openai-chat if the endpoint ends with chat/completions, otherwise
+    /// openai]
     #[arg(long, value_name = "NAME")]
     pub(super) backend: Option<Backend>,
     /// Path of the interface [default: /v1/completions, or /v1/chat/completions for openai-chat]
@@ -53,7 +54,7 @@ pub(super) struct TargetArgs {
     /// Key of the server [default: OPENAI_API_KEY of the environment]
     #[arg(long, value_name = "KEY", hide_env_values = true)]
     pub(super) api_key: Option<String>,
-    /// Seconds to wait for the server to be ready; 0 asks once
+    /// Seconds to wait for the server to be ready; 0 tries once
     #[arg(long, default_value = "0", value_name = "S", value_parser = parse_seconds)]
     pub(super) ready_check_timeout_sec: Duration,
 }
@@ -69,7 +70,7 @@ pub(super) enum Backend {
 }
 
 impl Backend {
-    /// The name in results.
+    /// Its name in results.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Openai => "openai",
@@ -78,35 +79,36 @@ impl Backend {
     }
 }
 
-/// Which prompts.
+/// The prompts to send.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Workload")]
 pub(super) struct WorkloadArgs {
     /// random, prefix_repetition (some prefixes, shared by many requests) or custom (a file)
     #[arg(long, default_value = "random", value_name = "NAME")]
     pub(super) dataset_name: DatasetName,
-    /// File for custom: a JSON value a line, {"prompt": "…", "output_tokens": 100}, a text, or a conversation of ShareGPT
+    /// File for custom: one JSON value a line: {"prompt": "…", "output_tokens": 100}, a text, or a ShareGPT
+    /// conversation
     #[arg(long, value_name = "FILE")]
     pub(super) dataset_path: Option<PathBuf>,
-    /// Requests
+    /// Number of requests
     #[arg(long, default_value_t = 1_000, value_name = "N", value_parser = at_least_one())]
     pub(super) num_prompts: usize,
-    /// Seed of prompts and of arrivals
+    /// Seed of prompts and arrivals
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(super) seed: u64,
-    /// Tokens of a prompt, for any dataset that has such a length
+    /// Tokens in a prompt, for every dataset with such a length
     #[arg(long, value_name = "TOKENS", value_parser = at_least_one())]
     pub(super) input_len: Option<usize>,
-    /// Tokens to generate, for any dataset
+    /// Tokens to generate, for every dataset
     #[arg(long, value_name = "TOKENS", value_parser = at_least_one())]
     pub(super) output_len: Option<usize>,
-    /// random: tokens of a prompt after the shared prefix
+    /// random: tokens in a prompt after the shared prefix
     #[arg(long, default_value_t = 1_024, value_name = "TOKENS", value_parser = at_least_one())]
     pub(super) random_input_len: usize,
     /// random: tokens to generate
     #[arg(long, default_value_t = 128, value_name = "TOKENS", value_parser = at_least_one())]
     pub(super) random_output_len: usize,
-    /// random: lengths vary by this share, 0 to 1, to both sides
+    /// random: relative range of lengths, 0 to 1, to both sides
     #[arg(long, default_value_t = 0.0, value_name = "X", value_parser = parse_fraction)]
     pub(super) random_range_ratio: f64,
     /// random: tokens of a prefix that all prompts share
@@ -118,21 +120,21 @@ pub(super) struct WorkloadArgs {
     /// prefix_repetition: tokens after the prefix
     #[arg(long, default_value_t = 256, value_name = "TOKENS")]
     pub(super) prefix_repetition_suffix_len: usize,
-    /// prefix_repetition: different prefixes
+    /// prefix_repetition: number of prefixes
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = at_least_one())]
     pub(super) prefix_repetition_num_prefixes: usize,
     /// prefix_repetition: tokens to generate
     #[arg(long, default_value_t = 128, value_name = "TOKENS", value_parser = at_least_one())]
     pub(super) prefix_repetition_output_len: usize,
-    /// custom: tokens to generate if a line does not set a number
+    /// custom: tokens to generate if a line does not set them
     #[arg(long, default_value_t = 256, value_name = "TOKENS", value_parser = at_least_one())]
     pub(super) custom_output_len: usize,
-    /// Size of the vocabulary, to make prompts of token ids for a server without /tokenize
+    /// Size of the vocabulary, for prompts of token ids on a server without /tokenize
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) vocab_size: Option<u32>,
 }
 
-/// Where prompts come from.
+/// The source of prompts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum DatasetName {
     /// Random tokens
@@ -144,11 +146,11 @@ pub(super) enum DatasetName {
     Custom,
 }
 
-/// When requests are sent.
+/// The times of requests.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Traffic")]
 pub(super) struct TrafficArgs {
-    /// Requests a second; inf sends all at once
+    /// Requests per second; inf sends all at once
     #[arg(long, default_value = "inf", value_name = "RATE", value_parser = parse_positive)]
     pub(super) request_rate: f64,
     /// 1 is a Poisson process; lower values are burstier, higher ones more even; inf is a fixed interval
@@ -165,11 +167,11 @@ pub(super) struct TrafficArgs {
     pub(super) request_timeout: Duration,
 }
 
-/// What is in every request.
+/// Parameters of every request.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Requests")]
 pub(super) struct RequestArgs {
-    /// Generate to the full length [default: true for random, else false]
+    /// Generate to the full length [default: true for random, otherwise false]
     #[arg(
         long,
         num_args = 0..=1,
@@ -180,7 +182,7 @@ pub(super) struct RequestArgs {
         value_parser = BoolishValueParser::new()
     )]
     pub(super) ignore_eos: Option<bool>,
-    /// 0 always takes the most likely token [default: the server's]
+    /// 0 always picks the most likely token [default: the server's]
     #[arg(long, value_name = "X")]
     pub(super) temperature: Option<f64>,
     /// Sample from the most likely tokens that together have this probability
@@ -189,12 +191,12 @@ pub(super) struct RequestArgs {
     /// Sample from this many most likely tokens
     #[arg(long, value_name = "N", hide_short_help = true)]
     pub(super) top_k: Option<i64>,
-    /// A JSON object with further parameters of every request
+    /// JSON object with further parameters of every request
     #[arg(long, value_name = "JSON", value_parser = parse_object, hide_short_help = true)]
     pub(super) extra_body: Option<serde_json::Map<String, serde_json::Value>>,
 }
 
-/// What is reported, and where.
+/// The output.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Results")]
 pub(super) struct ResultArgs {
@@ -210,27 +212,27 @@ pub(super) struct ResultArgs {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(super) json: bool,
-    /// Write the JSON object into a file
+    /// Write the JSON object to a file
     #[arg(long)]
     pub(super) save_result: bool,
-    /// With lengths, times, texts and errors of every request
+    /// Include lengths, times, texts and errors of every request
     #[arg(long)]
     pub(super) save_detailed: bool,
-    /// Folder of the file
+    /// Folder of that file
     #[arg(long, value_name = "DIR")]
     pub(super) result_dir: Option<PathBuf>,
-    /// Name of the file [default: made of backend, rate, model and date]
+    /// Name of that file [default: from backend, rate, model and date]
     #[arg(long, value_name = "NAME")]
     pub(super) result_filename: Option<PathBuf>,
     /// Further keys of the JSON object, such as machine=laptop
     #[arg(long, num_args = 1.., value_name = "KEY=VALUE", value_parser = parse_pair)]
     pub(super) metadata: Vec<(String, String)>,
-    /// No progress bar
+    /// Show no progress bar
     #[arg(long, visible_alias = "no-progress")]
     pub(super) disable_tqdm: bool,
 }
 
-/// A distribution.
+/// A measured distribution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum MetricName {
     /// Time to first token
@@ -246,7 +248,7 @@ pub(super) enum MetricName {
     ClientQueueTime,
 }
 
-/// A limit for a request.
+/// A limit on a latency.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct ServiceLevel {
     name: LevelName,

@@ -1,27 +1,27 @@
-//! When requests are sent: an open loop, whose times are fixed before the first one.
+//! The times of requests: an open loop, whose times are fixed before the first request.
 //!
-//! The times do not depend on how fast the server answers, so a slow server is not spared: requests keep
-//! coming while it is slow. Pure: the same seed gives the same times.
+//! The times do not depend on how fast the server answers, so requests keep coming while it is slow. Pure:
+//! the same seed gives the same times.
 
 use std::time::Duration;
 
 use super::random::Random;
 
-/// How requests arrive.
+/// The distribution of arrivals.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Arrivals {
-    /// Requests a second; infinite sends all at once.
+    /// Requests per second; infinite sends all at once.
     pub(super) rate: f64,
-    /// Shape of the gamma distribution of the intervals: 1 is a Poisson process, less comes in bursts, more is
-    /// evener, infinite is a fixed interval.
+    /// Shape of the gamma distribution of the intervals: 1 is a Poisson process, smaller values are burstier,
+    /// larger ones are more even, and infinite is a fixed interval.
     pub(super) burstiness: f64,
 }
 
 impl Arrivals {
     /// Times from the start, ascending.
     ///
-    /// The last one is at `num_requests / rate`, whatever the seed: drawn intervals are stretched or squeezed by
-    /// the per cent or two that their sum is off, so that runs with different seeds have the same load.
+    /// The last time is `num_requests / rate` for every seed. The drawn intervals are scaled by the one or
+    /// two per cent that their sum differs, so that runs with different seeds have the same load.
     pub(super) fn times(self, num_requests: usize, random: &mut Random) -> Vec<Duration> {
         if self.rate.is_infinite() {
             return vec![Duration::ZERO; num_requests];
@@ -33,7 +33,7 @@ impl Arrivals {
             times.push(total);
         }
         let wanted = num_requests as f64 / self.rate;
-        // With a tiny shape all draws can be 0.
+        // With a tiny shape, all draws can be 0.
         let scale = if total > 0.0 { wanted / total } else { 0.0 };
         let time = |drawn: &f64| Duration::try_from_secs_f64(drawn * scale).unwrap_or(Duration::MAX);
         times.iter().map(time).collect()

@@ -1,10 +1,11 @@
 //! Sends the requests of a run at their times and waits for the answers.
 //!
-//! An open loop: the next request goes out when its time has come, whatever became of those before. With a limit
-//! on how many run at once it may then wait for a permit; that wait is measured by itself and is in no latency. How
-//! late this program itself was is measured too, so that a busy client does not look like a slow server.
+//! This is an open loop: the next request is sent at its time, whether or not earlier ones have ended. With a
+//! limit on concurrency it may then wait for a permit. That wait is measured separately and is not part of
+//! any latency. The delay of this program itself is measured too, so that a busy client does not look like a
+//! slow server.
 //!
-//! Everything runs on one thread, so a server on the same machine loses one core at most.
+//! Everything runs on one thread, so a server on the same machine loses at most one core.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,34 +17,34 @@ use tokio::task::JoinSet;
 use super::request::{self, Api, Outcome};
 use crate::http::HttpClient;
 
-/// What to send, and when.
+/// The requests and their times.
 #[derive(Debug)]
 pub(super) struct Load {
     pub(super) client: HttpClient,
     pub(super) api: Api,
     pub(super) path: String,
     pub(super) bodies: Vec<Bytes>,
-    /// When each is due, from the start; ascending.
+    /// The time of each request from the start, ascending.
     pub(super) times: Vec<Duration>,
-    /// How many may run at once.
+    /// Limit on concurrent requests.
     pub(super) max_concurrency: Option<usize>,
     /// A request that takes longer has failed.
     pub(super) timeout: Duration,
 }
 
-/// What came of it.
+/// The outcome of a run.
 #[derive(Debug, Default)]
 pub(super) struct Run {
-    /// Of the requests that ended, in the order in which they were due.
+    /// The finished requests, in the order of their times.
     pub(super) outcomes: Vec<Outcome>,
     pub(super) duration: Duration,
-    /// The most by which a request was handled later than it was due.
+    /// The longest delay between a request's time and its handling.
     pub(super) max_scheduling_delay: Duration,
-    /// Ctrl-C ended the run. What was under way then is in no outcome.
+    /// Whether Ctrl-C ended the run. Unfinished requests then have no outcome.
     pub(super) is_interrupted: bool,
 }
 
-/// One request that ended.
+/// A finished request.
 struct Ended {
     index: usize,
     outcome: Outcome,
@@ -51,7 +52,7 @@ struct Ended {
 }
 
 impl Load {
-    /// Sends everything. `on_end` is called whenever a request has ended.
+    /// Sends all requests. Calls `on_end` when one has ended.
     pub(super) async fn run(self, mut on_end: impl FnMut(&Outcome)) -> Run {
         let load = Arc::new(self);
         let permits = load.max_concurrency.unwrap_or(Semaphore::MAX_PERMITS).min(Semaphore::MAX_PERMITS);
@@ -78,7 +79,7 @@ impl Load {
                 }
                 () = tokio::time::sleep_until(next_due.unwrap_or(start).into()), if next_due.is_some() => {}
                 Some(joined) = tasks.join_next() => {
-                    // A task that panicked leaves no outcome. It has none of ours to hold.
+                    // A task that panicked has no outcome.
                     let Ok(Ended { index, outcome, scheduling_delay }) = joined else { continue };
                     on_end(&outcome);
                     run.max_scheduling_delay = run.max_scheduling_delay.max(scheduling_delay);
@@ -94,7 +95,7 @@ impl Load {
     async fn one(self: Arc<Self>, index: usize, start: Instant, permits: Arc<Semaphore>) -> Ended {
         let begun = Instant::now();
         let scheduling_delay = begun.saturating_duration_since(start + self.times[index]);
-        // The semaphore is never closed; without a permit the request would be sent anyway.
+        // The semaphore is never closed. Even without a permit, the request would be sent.
         let _permit = permits.acquire().await;
         let queue_time = begun.elapsed();
         let answer = request::send(&self.client, self.api, &self.path, self.bodies[index].clone(), start);
@@ -112,7 +113,7 @@ impl Load {
 /// Waits for Ctrl-C.
 async fn interrupted() {
     if tokio::signal::ctrl_c().await.is_err() {
-        // It cannot be heard of; then it ends the program.
+        // If Ctrl-C cannot be handled, it ends the program.
         std::future::pending::<()>().await;
     }
 }

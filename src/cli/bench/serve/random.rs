@@ -1,4 +1,4 @@
-//! Random numbers of the workload: the same ones for the same seed on every machine and in every version.
+//! Random numbers of the workload. A seed gives the same numbers on every machine and in every version.
 
 /// The generator SplitMix64.
 #[derive(Debug, Clone)]
@@ -34,27 +34,27 @@ impl Random {
         low + self.below(high.saturating_sub(low).saturating_add(1))
     }
 
-    /// One of `items`, none if there are none.
+    /// One of `items`; `None` if there are none.
     pub(super) fn pick<'a, T>(&mut self, items: &'a [T]) -> Option<&'a T> {
         items.get(self.below(items.len()))
     }
 
-    /// Every order is equally likely.
+    /// Shuffles uniformly.
     pub(super) fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last + 1));
         }
     }
 
-    /// A draw of the standard normal distribution (Box and Muller).
+    /// Draws from the standard normal distribution (Box and Muller).
     fn normal(&mut self) -> f64 {
         (-2.0 * self.unit().ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos()
     }
 
-    /// A draw of the gamma distribution with this shape and scale 1 (Marsaglia and Tsang 2000).
+    /// Draws from the gamma distribution with this shape and scale 1 (Marsaglia and Tsang 2000).
     pub(super) fn gamma(&mut self, shape: f64) -> f64 {
         if shape < 1.0 {
-            // A draw for one more, brought back by a power of a uniform one.
+            // Draws for shape + 1, and corrects with a power of a uniform number.
             return self.gamma(shape + 1.0) * self.unit().powf(1.0 / shape);
         }
         let d = shape - 1.0 / 3.0;
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn known_numbers() {
-        // The first outputs of SplitMix64 for the seed 0, as its authors publish them.
+        // The first outputs of SplitMix64 for the seed 0, as published by its authors.
         let mut random = Random::new(0);
         assert_eq!(random.next_u64(), 0xe220_a839_7b1d_cdaf);
         assert_eq!(random.next_u64(), 0x6e78_9e6a_a1b9_65f4);

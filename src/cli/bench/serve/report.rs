@@ -1,4 +1,4 @@
-//! What `tinyvllm bench serve` found: JSON with vLLM's keys, and vLLM's table.
+//! The results of `tinyvllm bench serve`: JSON with vLLM's keys, and vLLM's table.
 
 use std::fmt::{self, Write as _};
 use std::path::PathBuf;
@@ -11,9 +11,9 @@ use super::load::Run;
 use super::statistics::Distribution;
 use super::summary::Summary;
 
-/// Columns of the table.
+/// Width of the table in columns.
 const WIDTH: usize = 50;
-/// Messages of errors that are shown.
+/// Most error messages that are shown.
 const MAX_ERRORS: usize = 5;
 
 /// Settings of the run that the result repeats.
@@ -21,7 +21,7 @@ const MAX_ERRORS: usize = 5;
 pub(super) struct Setup {
     pub(super) backend: Backend,
     pub(super) model: String,
-    /// The model whose tokenizer made the prompts, which is the server's or none.
+    /// The model whose tokenizer made the prompts: the server's, or none.
     pub(super) tokenizer: Option<String>,
     pub(super) num_prompts: usize,
     pub(super) request_rate: f64,
@@ -42,7 +42,7 @@ pub(super) struct Report<'a> {
 }
 
 impl MetricName {
-    /// Names in keys, in lines and above them.
+    /// Names in keys, in lines, and in headings.
     fn names(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Self::Ttft => ("ttft", "TTFT", "Time to First Token"),
@@ -65,7 +65,7 @@ impl MetricName {
 }
 
 impl Report<'_> {
-    /// The JSON object; `with_details`: with the numbers of every request.
+    /// The JSON object. `with_details` adds the numbers of every request.
     pub(super) fn json(&self, with_details: bool) -> Value {
         let Self { setup, summary, run } = self;
         let rate = match setup.request_rate {
@@ -122,7 +122,7 @@ impl Report<'_> {
         Value::Object(result)
     }
 
-    /// The name of the file for the result, if none was given.
+    /// The default name of the result's file.
     pub(super) fn file_name(&self) -> PathBuf {
         let setup = self.setup;
         let concurrency = setup.max_concurrency.map(|max| format!("-concurrency{max}")).unwrap_or_default();
@@ -131,7 +131,7 @@ impl Report<'_> {
         format!("{backend}-{}qps{concurrency}-{model}-{date}.json", setup.request_rate).into()
     }
 
-    /// The messages of requests that failed, each once with how often.
+    /// The distinct error messages of failed requests, with their counts.
     pub(super) fn errors(&self) -> Vec<String> {
         let mut counts: Vec<(&str, usize)> = Vec::new();
         for error in self.run.outcomes.iter().filter_map(|outcome| outcome.error.as_deref()) {
@@ -150,7 +150,7 @@ impl Report<'_> {
     }
 }
 
-/// Lists with an entry for each request, in seconds, as vLLM has them.
+/// Lists with an entry for each request, in seconds, as in vLLM.
 fn details(run: &Run) -> Map<String, Value> {
     let outcomes = &run.outcomes;
     let seconds = |time: &Duration| time.as_secs_f64();
@@ -182,7 +182,7 @@ fn details(run: &Run) -> Map<String, Value> {
     details
 }
 
-/// Statistics of a distribution with the names that they have in lines.
+/// Statistics of a distribution with their names in lines.
 fn statistics(distribution: &Distribution, percentiles: &[f64]) -> Vec<(String, f64)> {
     let mut all = vec![
         ("Mean".to_owned(), distribution.mean()),

@@ -1,8 +1,8 @@
-//! One request: what is sent, and when which part of its answer arrived.
+//! One request: its body, and the times at which the events of its answer arrived.
 //!
-//! The time of an event is the time at which its bytes came out of the connection. Several events may come in
-//! one chunk; then they have one time, and the gaps between them are 0. How many tokens there were is the
-//! server's word (`usage`), not the number of events.
+//! The time of an event is the time at which its bytes were read from the connection. Several events can come
+//! in one chunk. They have the same time, and the intervals between them are 0. The number of tokens is what
+//! the server reports (`usage`), not the number of events.
 
 use std::time::{Duration, Instant};
 
@@ -15,23 +15,23 @@ use super::sse::SseParser;
 use super::workload::{Prompt, Sample};
 use crate::http::{HttpClient, causes, error_message, read_success};
 
-/// Longest body of an error that is read.
+/// Size limit of an error's body.
 const MAX_ERROR_BYTES: usize = 64 << 10;
 
-/// Which of OpenAI's interfaces an endpoint has.
+/// The interface of an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Api {
     Completions,
     Chat,
 }
 
-/// What all requests have in common.
+/// The common fields of all requests.
 #[derive(Debug, Clone)]
 pub(super) struct Template {
     pub(super) api: Api,
     pub(super) model: String,
     pub(super) ignore_eos: bool,
-    /// Parameters that go into every body, over those that are made here.
+    /// Parameters for every body. They override those that are set here.
     pub(super) extra: Map<String, Value>,
 }
 
@@ -50,7 +50,7 @@ impl Template {
                 body.insert("max_tokens".to_owned(), json!(sample.output_len));
             }
             Api::Chat => {
-                // A workload for this interface has no ids.
+                // A workload for this interface has no token ids.
                 let Prompt::Text(text) = &sample.prompt else { return Bytes::new() };
                 body.insert("messages".to_owned(), json!([{"role": "user", "content": text}]));
                 body.insert("max_completion_tokens".to_owned(), json!(sample.output_len));
@@ -66,23 +66,23 @@ impl Template {
     }
 }
 
-/// What became of a request. Without an error it succeeded.
+/// The outcome of a request. It succeeded if there is no error.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Outcome {
     /// When it was sent, from the start of the run.
     pub(super) start: Duration,
-    /// How long it had waited to be sent, because as many as may run did.
+    /// How long it waited for a permit.
     pub(super) queue_time: Duration,
-    /// From sending to the first token.
+    /// Time from sending to the first token.
     pub(super) ttft: Duration,
-    /// Between one event with output and the next.
+    /// Intervals between events with output.
     pub(super) itls: Vec<Duration>,
-    /// From sending to the last token.
+    /// Time from sending to the last token.
     pub(super) latency: Duration,
     pub(super) text: String,
     pub(super) num_prompt_tokens: usize,
     pub(super) num_output_tokens: usize,
-    /// The server said how many tokens there were.
+    /// Whether the server reported the number of tokens.
     pub(super) has_usage: bool,
     pub(super) error: Option<String>,
 }
@@ -128,7 +128,7 @@ struct Answer {
     sent: Instant,
     last_output: Option<Instant>,
     num_events: usize,
-    /// `[DONE]` or a reason for the end was there.
+    /// Whether there was `[DONE]` or a finish reason.
     is_complete: bool,
     outcome: Outcome,
 }
@@ -178,12 +178,12 @@ impl Answer {
                 if let Some(calls) = delta["tool_calls"].as_array() {
                     calls.iter().for_each(|call| text.push_str(&text_of(&call["function"]["arguments"])));
                 }
-                // The first chunk names the role, often before there is a token.
+                // The first chunk has the role, often before there is a token.
                 (text, delta.get("role").is_some() && delta["tool_calls"].is_null())
             }
         };
-        // A token can be without text: a special one, or the first bytes of a character. An end without text has
-        // no token of its own, unless it is all that there is.
+        // A token can have no text: a special one, or the first bytes of a character. A final event without
+        // text has no token of its own, unless it is the only event.
         let has_token = match (text.is_empty(), is_end) {
             (false, _) => true,
             (true, true) => self.last_output.is_none(),
@@ -208,7 +208,7 @@ impl Answer {
         }
     }
 
-    /// `error`: what ended the connection.
+    /// Ends the answer. `error` is the error of the connection.
     fn into_outcome(mut self, error: Option<String>) -> Outcome {
         if let Some(error) = error {
             self.fail(|| error);
@@ -281,7 +281,7 @@ mod tests {
         );
         assert_eq!((outcome.error.as_deref(), outcome.ttft.as_millis()), (None, 20));
         assert_eq!((millis(&outcome.itls), outcome.text.as_str()), (vec![5], "hma"));
-        // Without `usage` the events are what there is to count.
+        // Without `usage`, events are counted.
         assert_eq!((outcome.num_output_tokens, outcome.has_usage), (2, false));
     }
 

@@ -1,24 +1,25 @@
-//! Server-sent events out of the chunks in which their bytes arrive.
+//! Parses server-sent events from chunks of bytes.
 
-/// An event that is longer is not one of a model server.
+/// Size limit of an event. No model server sends longer ones.
 const MAX_EVENT_BYTES: usize = 16 << 20;
 
-/// Joins lines to events. Any cut between two calls of [`push`](Self::push) gives the same events.
+/// Joins lines to events. The events do not depend on how the bytes are split between calls of
+/// [`push`](Self::push).
 #[derive(Debug, Default)]
 pub(super) struct SseParser {
-    /// The line that is not complete.
+    /// The incomplete line.
     line: Vec<u8>,
-    /// The data of the event that is not complete.
+    /// The data of the incomplete event.
     data: Option<Vec<u8>>,
-    /// The last byte was a carriage return: a line feed right after it ends no second line.
+    /// Whether the last byte was a carriage return. A line feed right after it does not end another line.
     after_return: bool,
 }
 
 impl SseParser {
-    /// Takes the next bytes and calls `on_event` with the data of each event that they complete.
+    /// Adds bytes and calls `on_event` with the data of each event that they complete.
     ///
     /// # Errors
-    /// With the reason, if an event grows beyond 16 MiB.
+    /// With a message, if an event is longer than 16 MiB.
     pub(super) fn push(&mut self, bytes: &[u8], mut on_event: impl FnMut(&[u8])) -> Result<(), String> {
         for &byte in bytes {
             let follows_return = std::mem::replace(&mut self.after_return, byte == b'\r');
@@ -34,8 +35,8 @@ impl SseParser {
         }
     }
 
-    /// The stream is over. Gives what lacks only the empty line at its end, as some servers leave their last
-    /// event.
+    /// Ends the stream. An event without the empty line at its end is still returned, because some servers
+    /// end their last event so.
     pub(super) fn finish(mut self, mut on_event: impl FnMut(&[u8])) {
         if !self.line.is_empty() {
             self.end_line(&mut on_event);
@@ -51,7 +52,7 @@ impl SseParser {
             }
             return;
         }
-        // Comments (which begin with a colon) and the fields event, id and retry say nothing here.
+        // Comments (which begin with a colon) and the fields event, id and retry are ignored.
         let Some(value) = line.strip_prefix(b"data") else { return };
         let value = match value {
             [] => value,

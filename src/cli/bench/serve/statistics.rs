@@ -1,6 +1,6 @@
 //! Means, medians and percentiles, as NumPy defines them.
 
-/// Numbers of one kind, in ascending order. Of no numbers everything is 0.
+/// Numbers in ascending order. All statistics of no numbers are 0.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Distribution {
     sorted: Vec<f64>,
@@ -17,7 +17,7 @@ impl Distribution {
         total(self.sorted.iter().copied()) / self.sorted.len().max(1) as f64
     }
 
-    /// Of the numbers themselves, not an estimate for more of their kind.
+    /// The standard deviation of these numbers, not an estimate for a larger population.
     pub(super) fn standard_deviation(&self) -> f64 {
         let mean = self.mean();
         let squares = total(self.sorted.iter().map(|number| (number - mean).powi(2)));
@@ -28,7 +28,7 @@ impl Distribution {
         self.percentile(50.0)
     }
 
-    /// `percent` of 0 to 100; between two numbers it is interpolated.
+    /// The percentile for `percent` from 0 to 100, interpolated between numbers.
     pub(super) fn percentile(&self, percent: f64) -> f64 {
         let Some(last) = self.sorted.len().checked_sub(1) else { return 0.0 };
         let position = last as f64 * (percent / 100.0).clamp(0.0, 1.0);
@@ -39,7 +39,7 @@ impl Distribution {
     }
 }
 
-/// The sum; of nothing it is 0, and not the −0 of `Iterator::sum`.
+/// The sum. For no numbers it is 0, and not the −0 of `Iterator::sum`.
 fn total(numbers: impl Iterator<Item = f64>) -> f64 {
     numbers.fold(0.0, |sum, number| sum + number)
 }
@@ -70,7 +70,7 @@ mod tests {
     }
 
     proptest! {
-        /// By the definition: how many numbers are at most the percentile, and how many at least.
+        /// By definition: how many numbers are at most the percentile, and how many at least.
         #[test]
         fn the_percentile_is_the_fraction_below(
             numbers in prop::collection::vec(-1e6_f64..1e6, 1..60),

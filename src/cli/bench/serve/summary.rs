@@ -1,4 +1,4 @@
-//! From what became of the requests to throughput and latencies, with vLLM's definitions.
+//! Computes throughput and latencies from the outcomes of requests, with vLLM's definitions.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use super::load::Run;
 use super::request::Outcome;
 use super::statistics::Distribution;
 
-/// Service levels: a request is good if it keeps all that are given.
+/// Service levels: a request is good if it meets all that are given.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct ServiceLevels {
     pub(super) ttft_ms: Option<f64>,
@@ -14,7 +14,7 @@ pub(super) struct ServiceLevels {
     pub(super) e2el_ms: Option<f64>,
 }
 
-/// What a run amounts to. Rates are a second; times are in milliseconds. Only requests that succeeded count.
+/// The results of a run. Rates are per second; times are in milliseconds. Only successful requests count.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Summary {
     pub(super) duration: f64,
@@ -23,25 +23,25 @@ pub(super) struct Summary {
     pub(super) total_input_tokens: usize,
     pub(super) total_output_tokens: usize,
     pub(super) request_throughput: f64,
-    /// None if no service level was given.
+    /// `None` if no service level was given.
     pub(super) request_goodput: Option<f64>,
     pub(super) output_throughput: f64,
     pub(super) total_token_throughput: f64,
-    /// In the best of the seconds from the first request on.
+    /// The maximum over the seconds from the first request on.
     pub(super) max_output_tokens_per_s: f64,
     pub(super) max_concurrent_requests: usize,
-    /// Until the first token.
+    /// Time to the first token.
     pub(super) ttft: Distribution,
-    /// Of the tokens of a request after its first, the mean time; of requests with several tokens.
+    /// Mean time per token after the first one, for requests with several tokens.
     pub(super) tpot: Distribution,
-    /// Between two events with output.
+    /// Time between two events with output.
     pub(super) itl: Distribution,
-    /// Until the last token.
+    /// Time to the last token.
     pub(super) e2el: Distribution,
-    /// Until a request could be sent, because as many as may run did.
+    /// Time until a request was sent, because of the limit on concurrency.
     pub(super) queue_time: Distribution,
     pub(super) max_scheduling_delay_ms: f64,
-    /// Requests whose tokens the server did not count.
+    /// Requests whose tokens the server did not report.
     pub(super) num_without_usage: usize,
 }
 
@@ -91,13 +91,14 @@ impl ServiceLevels {
     }
 }
 
-/// None if there is no second token.
+/// `None` if there is no second token.
 fn time_per_output_token(outcome: &Outcome) -> Option<f64> {
     let num_gaps = outcome.num_output_tokens.checked_sub(1).filter(|num| *num > 0)?;
     Some(milliseconds(outcome.latency.saturating_sub(outcome.ttft)) / num_gaps as f64)
 }
 
-/// Output tokens of the best second. An event counts as the mean tokens per event of its request.
+/// Output tokens in the busiest second. An event counts as the mean number of tokens per event of its
+/// request.
 fn busiest_second(outcomes: &[&Outcome]) -> f64 {
     let Some(first) = outcomes.iter().map(|outcome| outcome.start).min() else { return 0.0 };
     let mut seconds: Vec<f64> = Vec::new();
@@ -116,7 +117,7 @@ fn busiest_second(outcomes: &[&Outcome]) -> f64 {
     seconds.into_iter().fold(0.0, f64::max)
 }
 
-/// The most requests that ran at one time. One that ends when another begins does not run alongside it.
+/// The maximum of concurrent requests. A request that ends when another begins does not overlap with it.
 fn most_at_once(outcomes: &[&Outcome]) -> usize {
     let begins = outcomes.iter().map(|outcome| (outcome.start, true));
     let ends = outcomes.iter().map(|outcome| (outcome.start + outcome.latency, false));

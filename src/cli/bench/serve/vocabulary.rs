@@ -1,13 +1,16 @@
-//! What prompts are made of, so that they have the requested length.
+//! The vocabulary of prompts, so that they have the requested length.
 //!
-//! A prompt's length is counted in tokens of a tokenizer that only the server has. In this order:
-//! 1. The server has `/tokenize`, as vLLM and this program do. It splits a list of English words; for completions
-//!    prompts are lists of the ids found there (exact: nothing is added to token ids, and none of them is a special
-//!    token), for chats they are words of one token each, less the tokens that the chat template adds.
-//! 2. The size of the vocabulary was given: ids from its middle, because special tokens are at its ends (exact, for
-//!    completions).
-//! 3. Words as they are, one counted as a token: the length is only near. Results always count the tokens that
-//!    the server reports.
+//! The length is in tokens of a tokenizer that only the server has. There are three ways, tried in this
+//! order:
+//!
+//! 1. The server has `/tokenize`, as vLLM and this program do. It tokenizes a list of English words. For
+//!    completions, prompts are lists of the resulting ids. That is exact: nothing is added to token ids, and
+//!    none of them is a special token. For chats, prompts are words of one token each, and the tokens of the
+//!    chat template are subtracted.
+//! 2. The size of the vocabulary was given. Prompts are ids from its middle, because special tokens are at
+//!    its ends. That is exact for completions.
+//! 3. Each word counts as one token, so the length is approximate. Results always count the tokens that the
+//!    server reports.
 
 use serde_json::{Value, json};
 
@@ -16,9 +19,9 @@ use super::request::Api;
 use super::workload::Prompt;
 use crate::http::HttpClient;
 
-/// Longest answer of `/tokenize`.
+/// Size limit of the answer of `/tokenize`.
 const MAX_ANSWER_BYTES: usize = 4 << 20;
-/// With fewer different tokens prompts would be too much alike.
+/// With fewer distinct tokens, prompts would be too similar.
 const MIN_TOKENS: usize = 16;
 
 /// Words that most vocabularies have.
@@ -38,27 +41,27 @@ const WORDS: &str = "\
     activity star table need court oil situation cost industry figure street image phone data picture practice \
     piece land product doctor wall patient worker news test movie north love support technology";
 
-/// What prompts are made of.
+/// The material of prompts.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Vocabulary {
     /// Token ids.
     Ids(Vec<u32>),
-    /// Words, and the tokens that a chat template adds to them.
+    /// Words, and the number of tokens that a chat template adds.
     Words { words: Vec<String>, num_template_tokens: usize },
 }
 
-/// A vocabulary, and what is to be said about it.
+/// A vocabulary, and how exact its lengths are.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) vocabulary: Vocabulary,
-    /// Prompts have the requested length.
+    /// Whether prompts have exactly the requested length.
     pub(super) is_exact: bool,
-    /// The server's tokenizer was used.
+    /// Whether the server's tokenizer was used.
     pub(super) by_server: bool,
 }
 
 impl Vocabulary {
-    /// Finds out what the server can take.
+    /// Finds the best vocabulary for the server.
     pub(super) async fn find(client: &HttpClient, api: Api, model: &str, vocab_size: Option<u32>) -> Found {
         let body = json!({"model": model, "prompt": words().collect::<Vec<_>>().join(" "),
             "add_special_tokens": false, "return_token_strs": true});
@@ -93,7 +96,7 @@ impl Vocabulary {
         Self::Ids((quarter..(size - quarter).max(quarter + 1)).collect())
     }
 
-    /// Words of one token each, and whether a chat with more of them has as many tokens more.
+    /// Words of one token each, and whether a chat with more of them has exactly as many more tokens.
     async fn of_words(client: &HttpClient, model: &str, answer: &Value) -> Option<(Self, bool)> {
         let words = single_token_words(answer);
         if words.len() < MIN_TOKENS {
@@ -115,15 +118,15 @@ impl Vocabulary {
         Some((Self::Words { words, num_template_tokens }, is_exact))
     }
 
-    /// A prompt of `num_tokens`.
+    /// A prompt of `num_tokens` tokens.
     pub(super) fn prompt(&self, num_tokens: usize, random: &mut Random) -> Prompt {
         match self {
             Self::Ids(ids) => {
                 Prompt::Ids((0..num_tokens).filter_map(|_| random.pick(ids).copied()).collect())
             }
             Self::Words { words, .. } => {
-                // The first word has no space before it and may be other tokens than it is elsewhere. Always the same
-                // one, it is counted with the template.
+                // The first word has no space before it, so its tokens may differ. It is always the same
+                // word, and counted with the template.
                 let first = words.first().filter(|_| num_tokens > 0);
                 let more = (1..num_tokens).filter_map(|_| random.pick(words));
                 let words: Vec<&str> = first.into_iter().chain(more).map(String::as_str).collect();
@@ -132,7 +135,7 @@ impl Vocabulary {
         }
     }
 
-    /// Tokens that the server adds to a prompt.
+    /// Tokens that the chat template adds to a prompt.
     pub(super) fn num_template_tokens(&self) -> usize {
         match self {
             Self::Ids(_) => 0,
@@ -145,8 +148,7 @@ fn words() -> impl Iterator<Item = &'static str> {
     WORDS.split_whitespace()
 }
 
-/// Those words that the answer has as one token with the space before it, which tokenizers write as such, as `Ġ`
-/// or as `▁`.
+/// The words that are one token together with the space before them. Tokenizers write it as `Ġ` or `▁`.
 fn single_token_words(answer: &Value) -> Vec<String> {
     let tokens = answer["token_strs"].as_array().map(Vec::as_slice).unwrap_or_default();
     let spaced = |token: &Value| {

@@ -1,6 +1,6 @@
-//! The prompts of a run, and how many tokens each one requests.
+//! The prompts of a run, and the number of tokens that each one requests.
 //!
-//! Pure but for reading a file: the same seed and vocabulary give the same workload.
+//! Pure except for reading a file: the same seed and vocabulary give the same workload.
 
 use std::path::Path;
 
@@ -10,10 +10,10 @@ use tinyvllm::Error;
 use super::random::Random;
 use super::vocabulary::Vocabulary;
 
-/// Bytes of a file of prompts.
+/// Size limit of a file of prompts.
 const MAX_FILE_BYTES: u64 = 4 << 30;
 
-/// A prompt as it is sent.
+/// A prompt in the form in which it is sent.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Prompt {
     Text(String),
@@ -24,22 +24,22 @@ pub(super) enum Prompt {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Sample {
     pub(super) prompt: Prompt,
-    /// As intended; 0 if only the server knows.
+    /// The intended length; 0 if only the server knows it.
     pub(super) num_prompt_tokens: usize,
     pub(super) output_len: usize,
 }
 
-/// Which prompts.
+/// The kind of prompts.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Dataset {
-    /// Random tokens after a prefix that all share.
+    /// Random tokens after a prefix that all prompts share.
     Random { prefix_len: usize, input_len: usize, output_len: usize, range_ratio: f64 },
-    /// Some prefixes, each shared by as many requests, in random order; what follows is random.
+    /// Several prefixes, each shared by equally many requests, in random order, with random suffixes.
     PrefixRepetition { prefix_len: usize, suffix_len: usize, num_prefixes: usize, output_len: usize },
 }
 
 impl Dataset {
-    /// `num_prompts` requests.
+    /// Makes `num_prompts` requests.
     pub(super) fn samples(
         &self,
         num_prompts: usize,
@@ -47,9 +47,9 @@ impl Dataset {
         random: &mut Random,
     ) -> Vec<Sample> {
         let sample = |prefix: &Prompt, suffix_len: usize, output_len, random: &mut Random| {
-            // What a template adds is part of the requested length.
+            // The tokens of a template are part of the requested length.
             let suffix_len = suffix_len.saturating_sub(vocabulary.num_template_tokens());
-            // No server takes an empty prompt.
+            // No server accepts an empty prompt.
             let suffix_len = suffix_len.max(usize::from(prefix.len() == 0));
             let prompt = prefix.clone().followed_by(vocabulary.prompt(suffix_len, random));
             let num_prompt_tokens = prompt.len() + vocabulary.num_template_tokens();
@@ -84,7 +84,7 @@ impl Dataset {
 }
 
 impl Prompt {
-    /// Tokens, or words.
+    /// The number of tokens or words.
     fn len(&self) -> usize {
         match self {
             Self::Text(text) => text.split_whitespace().count(),
@@ -107,12 +107,12 @@ impl Prompt {
     }
 }
 
-/// The prompts of a file: a JSON value a line, either text or an object with `prompt` (text or token ids) or with
-/// `conversations` as ShareGPT has them, and, if it is to decide, `output_tokens`. From the beginning again if
-/// there are fewer than `num_prompts`.
+/// Reads the prompts of a file. Each line is a JSON value: a text, or an object with `prompt` (text or token
+/// ids) or ShareGPT's `conversations`, and optionally `output_tokens`. If there are fewer than `num_prompts`,
+/// they are repeated.
 ///
 /// # Errors
-/// If the file cannot be read, has no prompt, or a line is something else.
+/// If the file cannot be read, has no prompt, or has an invalid line.
 pub(super) fn read_file(
     path: &Path,
     num_prompts: usize,
@@ -177,7 +177,7 @@ mod tests {
     fn ids(sample: &Sample) -> &[u32] {
         match &sample.prompt {
             Prompt::Ids(ids) => ids,
-            Prompt::Text(text) => panic!("{text} is no list of ids"),
+            Prompt::Text(text) => panic!("{text} is not a list of ids"),
         }
     }
 

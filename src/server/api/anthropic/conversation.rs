@@ -1,4 +1,4 @@
-//! The conversation of a request, as messages for a template.
+//! Converts the conversation of a request into messages for a template.
 
 use serde_json::{Value, json};
 
@@ -13,15 +13,15 @@ pub(super) struct AnthropicTurns {
     pub(super) messages: Vec<Message>,
     /// The first path with tools.
     pub(super) about_tools: Option<String>,
-    /// The last turn is the beginning of the answer.
+    /// Whether the answer continues the last turn.
     pub(super) is_begun: bool,
 }
 
-/// What blocks have that changes nothing here: marks of where a cache is worth having, which there is everywhere, and
-/// what only their writer can read.
+/// Fields of blocks that have no effect here: cache marks, because every prefix is cached, and data that only
+/// its writer can read.
 const BLOCK_EXTRAS: &[&str] = &["cache_control", "caller", "citations", "data", "signature"];
 
-/// Takes the system prompt and the conversation out of the body.
+/// Parses the system prompt and the conversation.
 pub(super) fn parse(fields: &mut Fields) -> Result<AnthropicTurns, ApiError> {
     let mut turns = AnthropicTurns::default();
     if let Some(system) = text(fields, "system")? {
@@ -43,7 +43,7 @@ pub(super) fn parse(fields: &mut Fields) -> Result<AnthropicTurns, ApiError> {
         match role.as_str() {
             "user" => turns.add_user(blocks)?,
             "assistant" => turns.add_assistant(blocks)?,
-            // Agents insert what has changed.
+            // Agents insert updates.
             "system" | "developer" => turns.add_system(lines(&mut blocks)?),
             other => {
                 let path = message.path("role");
@@ -53,7 +53,7 @@ pub(super) fn parse(fields: &mut Fields) -> Result<AnthropicTurns, ApiError> {
             }
         }
     }
-    // An empty answer in a conversation has no text.
+    // An empty answer has no text.
     let says_nothing = |message: &mut Message| {
         message.role == "assistant" && message.content.is_empty() && message.extra.is_empty()
     };
@@ -63,7 +63,7 @@ pub(super) fn parse(fields: &mut Fields) -> Result<AnthropicTurns, ApiError> {
 }
 
 impl AnthropicTurns {
-    /// Many templates know one system message, and that at the beginning.
+    /// Merges system messages at the beginning. Many templates accept only one, and only there.
     fn add_system(&mut self, text: String) {
         match &mut self.messages[..] {
             _ if text.is_empty() => {}
@@ -74,7 +74,7 @@ impl AnthropicTurns {
         }
     }
 
-    /// What the user says and what tools answered, in their order.
+    /// Adds the user's text and results of tools, in their order.
     fn add_user(&mut self, blocks: impl Iterator<Item = Result<Fields, ApiError>>) -> Result<(), ApiError> {
         for block in blocks {
             let mut block = block?;
@@ -92,7 +92,7 @@ impl AnthropicTurns {
                 continue;
             }
             let text = in_words(&kind, block)?;
-            // Turns of the same side that follow each other are one.
+            // Consecutive turns of the user are merged.
             match self.messages.last_mut().filter(|message| message.role == "user") {
                 Some(message) => append_line(message.content.text_mut(), &text),
                 None => self.messages.push(Message::new("user", text)),
@@ -101,7 +101,7 @@ impl AnthropicTurns {
         Ok(())
     }
 
-    /// Whatever an answer had is taken back.
+    /// Adds a turn of the assistant. It may contain everything that an answer can have.
     fn add_assistant(
         &mut self,
         blocks: impl Iterator<Item = Result<Fields, ApiError>>,
@@ -141,7 +141,7 @@ impl AnthropicTurns {
         Ok(())
     }
 
-    /// Whether the last turn is one of the assistant, which then has to be text that a model can go on with.
+    /// Whether the last turn is the assistant's. It has to end with text that the model can continue.
     fn ends_with_answer(&self) -> Result<bool, ApiError> {
         let Some(last) = self.messages.last().filter(|message| message.role == "assistant") else {
             return Ok(false);
@@ -160,7 +160,7 @@ impl AnthropicTurns {
     }
 }
 
-/// A string or blocks, which become lines.
+/// A string or blocks, which are joined as lines.
 fn text(fields: &mut Fields, name: &str) -> Result<Option<String>, ApiError> {
     let path = fields.path(name);
     match fields.take_unread(name) {
@@ -176,7 +176,7 @@ fn text(fields: &mut Fields, name: &str) -> Result<Option<String>, ApiError> {
     }
 }
 
-/// What blocks say, as lines.
+/// The text of blocks, joined as lines.
 fn lines(blocks: &mut dyn Iterator<Item = Result<Fields, ApiError>>) -> Result<String, ApiError> {
     let mut lines = String::new();
     for block in blocks {
@@ -188,7 +188,7 @@ fn lines(blocks: &mut dyn Iterator<Item = Result<Fields, ApiError>>) -> Result<S
     Ok(lines)
 }
 
-/// What a block of this type says, in words.
+/// The text of a block of this type.
 fn in_words(kind: &str, mut block: Fields) -> Result<String, ApiError> {
     match kind {
         "text" => block.string("text")?.ok_or_else(|| missing(block.path("text"))),
@@ -220,7 +220,7 @@ fn in_words(kind: &str, mut block: Fields) -> Result<String, ApiError> {
     }
 }
 
-/// What people can read of a result that came from elsewhere, line by line.
+/// The readable text of a result from elsewhere, line by line.
 fn readable(value: &Value) -> String {
     const READABLE: [&str; 12] = [
         "tool_name",

@@ -1,7 +1,7 @@
 //! `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's interface.
 //!
-//! A request becomes the same conversation as one for chats, so the same template, the same limits and the same
-//! engine answer it. `conversation.rs` reads it and `style.rs` writes the answer.
+//! A request becomes the same conversation as one for chats. So it has the same template, limits and engine.
+//! `conversation.rs` reads it and `style.rs` writes the answer.
 
 mod conversation;
 mod style;
@@ -28,9 +28,9 @@ use super::tools::{self, Functions, ToolChoice, ToolRequest};
 use super::{Prepared, generate, prepare, sampling};
 use tinyvllm::chat::Tool;
 
-/// What belongs to Anthropic's own machines and would change the answer.
+/// Fields that need Anthropic's own servers and would change the answer.
 const REFUSED: [&str; 2] = ["container", "mcp_servers"];
-/// The highest temperature of this interface.
+/// The highest temperature in this interface.
 const MAX_TEMPERATURE: f32 = 1.0;
 
 /// Answers a conversation.
@@ -55,7 +55,7 @@ pub(in super::super) async fn count_tokens(
     Ok(ok(&json!({"input_tokens": prepare(&app, &model, request, count).await?})))
 }
 
-/// What both paths read.
+/// The fields that both paths read.
 struct Question {
     conversation: Conversation,
     output: Option<StructuredOutput>,
@@ -94,13 +94,13 @@ impl Question {
 
 fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<BlockResponse<MessageStyle>>, ApiError> {
     let question = Question::parse(&mut fields)?;
-    // The model's own may be higher.
+    // The model's own default may be higher.
     let has_temperature = fields.look("temperature", Value::is_null)? == Some(false);
     let mut params = sampling::parse(&mut fields, model.llm.sampling_defaults())?;
     if params.n != 1 {
         return Err(ApiError::unsupported(
             "n",
-            format!("n is {}; there is one answer to messages", params.n),
+            format!("n is {}; this interface gives one answer", params.n),
         ));
     }
     if has_temperature && !(0.0..=MAX_TEMPERATURE).contains(&params.temperature) {
@@ -119,7 +119,7 @@ fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<BlockResponse<Mes
     options.refuse_reports()?;
     options.user = user.or(options.user);
     let Question { conversation, output, shows_thinking } = question;
-    // At Anthropic, a limit beyond the window means all that is left of it.
+    // At Anthropic, a limit beyond the context's end means the rest of the context.
     let answers = Answers { output, includes_reasoning: shows_thinking, clamps_max_tokens: true };
     let (request, turns) = conversation
         .prepare(model, params, &mut options, answers)
@@ -131,7 +131,7 @@ fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<BlockResponse<Mes
 }
 
 fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
-    // The cache is everywhere.
+    // Every prefix is cached anyway.
     fields.pass(&["cache_control"]);
     for name in REFUSED {
         if fields.take(name)?.is_some_and(|value| !says_nothing(&value)) {
@@ -139,9 +139,9 @@ fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
             return Err(ApiError::unsupported(name, message));
         }
     }
-    // The conversation is taken as it comes, so what would be cleared of it is still there.
+    // The conversation is used unchanged: nothing is cleared from it.
     if let Some(mut management) = fields.object("context_management")? {
-        // Agents send one that clears earlier thinking, but keeps all of it.
+        // Agents send an edit that clears earlier thinking but keeps all of it.
         let keeps_all = |edits: &Value| {
             edits.as_array().is_some_and(|edits| edits.iter().all(|edit| edit["keep"] == "all"))
         };
@@ -160,7 +160,7 @@ fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// The format of the answer, and its effort.
+/// The format of the answer, and the reasoning effort.
 fn output(fields: &mut Fields) -> Result<(Option<StructuredOutput>, Option<String>), ApiError> {
     let older = match fields.object("output_format")? {
         Some(format) => flat_format(format, "output_format")?,
@@ -176,8 +176,8 @@ fn output(fields: &mut Fields) -> Result<(Option<StructuredOutput>, Option<Strin
     Ok((structured::parse(fields, newer.into_iter().chain(older))?, effort))
 }
 
-/// Sets the template's reasoning switch, which is on only if requested. Returns whether it is, and
-/// whether what it thinks is to be shown. Variables that the request itself gives to the template come first.
+/// Sets the template's reasoning switch, which is off unless requested. Returns whether it is on, and whether
+/// reasoning is shown. Variables that the request sets itself take precedence.
 fn thinking(fields: &mut Fields, variables: &mut Variables) -> Result<(bool, bool), ApiError> {
     let mut shows = true;
     let is_wanted = match fields.object("thinking")? {
@@ -240,7 +240,7 @@ fn tool_request(fields: &mut Fields) -> Result<ToolRequest, ApiError> {
 fn tool(mut fields: Fields) -> Result<Option<Tool>, ApiError> {
     let path = fields.path("input_schema");
     fields.pass(&["cache_control"]);
-    // Those of Anthropic's own tools have a type each.
+    // Anthropic's own tools each have their own type.
     if let Some(kind) = fields.string("type")?.filter(|kind| kind != "custom") {
         fields.leave_out(&kind);
         return Ok(None);

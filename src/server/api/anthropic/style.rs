@@ -1,4 +1,4 @@
-//! Messages as Anthropic writes them, whole and as events.
+//! Messages in Anthropic's format, complete and as events.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use super::super::blocks::{Block, BlockKind, BlockStyle, Blocks, Step};
 use super::super::messages::call_arguments;
 use super::super::stream::write_event;
 
-/// The envelope of an answer around its blocks.
+/// The envelope around the blocks of an answer.
 pub(super) struct MessageStyle {
     id: String,
     created: u64,
     model_name: String,
-    /// The window had fewer tokens left than requested.
+    /// Whether the context had fewer tokens left than requested.
     is_clamped: bool,
 }
 
@@ -48,7 +48,7 @@ impl MessageStyle {
         })
     }
 
-    /// Why the answer ended, and the stop sequence that was found.
+    /// The stop reason, and the stop sequence that was found.
     fn end<'a>(&self, blocks: &'a Blocks) -> (Option<&'static str>, Option<&'a str>) {
         let stop = blocks.matched_stop();
         match blocks.finish_reason() {
@@ -75,7 +75,7 @@ impl BlockStyle for MessageStyle {
     }
 
     fn write_begin(&mut self, blocks: &Blocks, bytes: &mut Vec<u8>) {
-        // What was cached is known when the answer ends.
+        // Cached tokens are known only when the answer ends.
         let message = self.message(&[], (None, None), &blocks.totals);
         write_event(bytes, "message_start", &json!({"type": "message_start", "message": message}));
         bytes.extend_from_slice(Self::KEEP_ALIVE);
@@ -139,21 +139,21 @@ fn block(block: &Block) -> Value {
         BlockKind::Reasoning => json!({"type": "thinking", "thinking": text, "signature": signature(text)}),
         BlockKind::Text => json!({"type": "text", "text": text}),
         BlockKind::Call { id, name } => {
-            // What the model wrote is on no account, which refuses nothing.
+            // This work is not charged, so nothing is refused.
             let input = call_arguments(text).unwrap_or_default();
             json!({"type": "tool_use", "id": id, "name": name, "input": input})
         }
     }
 }
 
-/// Clients send thinking back only with a signature. This one is not checked.
+/// Clients send thinking back only if it has a signature. This one is never checked.
 fn signature(text: &str) -> String {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
     format!("{:016x}", hasher.finish())
 }
 
-/// Cached tokens do not count as input here, they have a field of their own.
+/// Here, cached tokens are not part of the input tokens. They have their own field.
 fn usage(totals: &Totals) -> Value {
     let num_cached = totals.num_cached_tokens;
     let mut usage = json!({

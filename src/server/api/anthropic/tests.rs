@@ -148,7 +148,8 @@ fn what_agents_send_by_themselves_is_taken() {
         json!([rome, ["assistant", lines, {}]]),
         &[],
     );
-    // Arguments that were cut off come back as they are shown, and as nothing else than an object.
+    // Arguments that were cut off are accepted in the form in which they are shown, and always become an
+    // object.
     for (input, expected) in [
         (json!("{\"a"), json!({"INVALID_JSON": "{\"a"})),
         (Value::Null, json!({})),

@@ -1,4 +1,4 @@
-//! What ollama's clients ask of the model: which there is, what it can do.
+//! What ollama's clients query about the model: its name and what it can do.
 
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
@@ -18,19 +18,19 @@ use super::super::{check_name, prepare};
 use super::style::written;
 use tinyvllm::chat::Chat;
 
-/// The version of ollama whose interface this is: clients look whether it has what they need.
+/// The version of ollama that this interface implements. Clients check it for features.
 const INTERFACE_VERSION: &str = "0.9.0";
-/// The model stays as long as the server.
+/// The model stays loaded as long as the server runs.
 const FOREVER: &str = "9999-12-31T23:59:59Z";
 
-/// The models that there are.
+/// The available models, of which there is one.
 pub(in super::super::super) async fn tags(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let model = app.ready()?;
     let models: Vec<Value> = model.names.iter().map(|name| card(&model, name)).collect();
     Ok(ok(&json!({"models": models})))
 }
 
-/// The models that are loaded, which is the one that there is.
+/// The loaded models, which are the same.
 pub(in super::super::super) async fn running(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let model = app.ready()?;
     let mut card = card(&model, &model.names[0]);
@@ -43,7 +43,7 @@ pub(in super::super::super) async fn running(State(app): State<Arc<App>>) -> Res
     Ok(ok(&json!({"models": [card]})))
 }
 
-/// What a model is.
+/// The description of the model.
 pub(in super::super::super) async fn show(
     State(app): State<Arc<App>>,
     request: HttpRequest<Body>,
@@ -51,7 +51,7 @@ pub(in super::super::super) async fn show(
     let model = app.ready()?;
     let _permit = app.take_permit(&model, &Client::of(&request)?).await?;
     let read = |model: &Model, mut fields: Fields| {
-        // Its older name.
+        // The older name of the field.
         let name = fields.string("name")?;
         fields.pass(&["verbose"]);
         check_name(model, name.as_deref())?;
@@ -60,7 +60,7 @@ pub(in super::super::super) async fn show(
     Ok(ok(&prepare(&app, &model, request, read).await?))
 }
 
-/// Of ollama, and of this program.
+/// The versions of the interface and of this program.
 pub(in super::super::super) async fn version() -> Response {
     ok(&json!({"version": INTERFACE_VERSION, "tinyvllm": env!("CARGO_PKG_VERSION")}))
 }
@@ -133,20 +133,21 @@ fn description(model: &Model) -> Value {
     })
 }
 
-/// The architecture under the name that GGUF files have for it.
+/// The name of the architecture in GGUF files.
 fn family(model: &Model) -> &'static str {
     let architecture = model.llm.model_config().architecture;
     architecture.gguf_names.first().copied().unwrap_or(architecture.hf_name)
 }
 
-/// Bytes of the weights that tokens go through.
+/// Bytes of the weights that are read for each token.
 fn num_bytes(model: &Model) -> u64 {
     let traffic = model.llm.weight_traffic();
     let experts = traffic.experts.map_or(0, |experts| experts.num_bytes);
     traffic.attention_bytes + traffic.feed_forward_bytes + traffic.head_bytes + experts
 }
 
-/// 64 digits by which clients distinguish models. They are made from the name: files are not read for it.
+/// 64 hexadecimal digits by which clients distinguish models. They are a hash of the name; no file is read
+/// for them.
 fn digest(name: &str) -> String {
     let hasher = BuildHasherDefault::<DefaultHasher>::default();
     (0..4).map(|part| format!("{:016x}", hasher.hash_one((name, part)))).collect()

@@ -1,4 +1,4 @@
-//! The conversation of a request, as messages for a template.
+//! Converts the conversation of a request into messages for a template.
 
 use std::collections::VecDeque;
 
@@ -16,14 +16,14 @@ pub(super) struct OllamaTurns {
     pub(super) messages: Vec<Message>,
     /// The first path with tools.
     pub(super) about_tools: Option<String>,
-    /// The last turn is the beginning of the answer.
+    /// Whether the answer continues the last turn.
     pub(super) is_begun: bool,
     num_calls: usize,
-    /// Names and ids of calls that no tool has answered yet.
+    /// Names and ids of calls without a result.
     unanswered: VecDeque<(String, String)>,
 }
 
-/// Takes the conversation out of the body.
+/// Parses the conversation.
 pub(super) fn parse(fields: &mut Fields) -> Result<OllamaTurns, ApiError> {
     let mut turns = OllamaTurns::default();
     for message in messages::items(fields)? {
@@ -35,7 +35,7 @@ pub(super) fn parse(fields: &mut Fields) -> Result<OllamaTurns, ApiError> {
     Ok(turns)
 }
 
-/// 400 if there are pictures.
+/// 400 if there are images.
 pub(super) fn refuse_images(fields: &mut Fields) -> Result<(), ApiError> {
     match fields.take("images")? {
         Some(images) if !says_nothing(&images) => Err(not_text(fields.path("images"), "image")),
@@ -95,7 +95,8 @@ impl OllamaTurns {
             function.pass(&["index"]);
             let name = function.string("name")?.ok_or_else(|| missing(function.path("name")))?;
             let arguments = messages::as_object(function.take("arguments")?.unwrap_or_default())?;
-            // Older clients give none, and templates need some. The strictest want nine letters and digits.
+            // Older clients send no id, and some templates need one. The strictest ones need nine letters and
+            // digits.
             let id = id.unwrap_or_else(|| format!("call{:05}", self.num_calls));
             self.num_calls += 1;
             self.unanswered.push_back((name.clone(), id.clone()));
@@ -104,7 +105,8 @@ impl OllamaTurns {
         calls.collect()
     }
 
-    /// The id of the call that a tool answers: the one it names, or the first one of its name, or the first one.
+    /// The id of the call that a tool's result belongs to: the call that it names, otherwise the first
+    /// unanswered one of its tool, otherwise the first unanswered one.
     fn answered(&mut self, id: Option<String>, name: Option<&str>) -> String {
         let index = match (&id, name) {
             (Some(id), _) => self.unanswered.iter().position(|(_, other)| other == id),

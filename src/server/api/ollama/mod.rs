@@ -1,8 +1,7 @@
-//! `/api/chat` and `/api/generate`, and the other paths of ollama's clients: ollama's interface.
+//! `/api/chat` and `/api/generate`, and the other paths that ollama's clients use.
 //!
-//! A request becomes the same conversation as one for chats, so the same template, the same limits and the same
-//! engine answer it. `conversation.rs` and `options.rs` read it, `style.rs` writes the answer, `about.rs` describes the
-//! model.
+//! A request becomes the same conversation as one for chats. So it has the same template, limits and engine.
+//! `conversation.rs` and `options.rs` read it, `style.rs` writes the answer, `about.rs` describes the model.
 
 mod about;
 mod conversation;
@@ -36,11 +35,11 @@ use tinyvllm::sampling::SamplingParams;
 
 type Lines = Prepared<BlockResponse<LineStyle>>;
 
-/// Fields that would change the answer and are not honoured, with what does the same here.
+/// Fields that would change the answer and are not supported, each with an alternative.
 const NOT_HERE: [(&str, &str); 5] = [
     ("context", "send the conversation to /api/chat"),
     ("logprobs", "use /v1/chat/completions"),
-    ("suffix", "leave it out"),
+    ("suffix", "omit it"),
     ("template", "start the server with --chat-template"),
     ("top_logprobs", "use /v1/chat/completions"),
 ];
@@ -76,7 +75,7 @@ impl Question {
                 return Err(ApiError::unsupported(name, format!("{name} is not supported here; {way_out}")));
             }
         }
-        // The model stays as long as the server.
+        // The model stays loaded as long as the server runs.
         fields.pass(&["keep_alive"]);
         let format = fields.take("format")?.map(|format| json_or_schema(format, "format")).transpose()?;
         let params = options::parse(fields, model)?;
@@ -89,14 +88,15 @@ impl Question {
         Ok(Self { params, options, output, variables })
     }
 
-    /// What says that the model is loaded. Options that would be refused with a prompt are refused here.
+    /// The answer that reports the model as loaded. Options that would be refused with a prompt are refused
+    /// here too.
     fn load(self, model: &Model, kind: Kind) -> Result<Lines, ApiError> {
         let checked = self.params.validate(model.llm.engine().model_limits().vocab_size);
         checked.map_err(|error| options::renamed(error.into()))?;
         Ok(lines(model, kind, None, self.options))
     }
 
-    /// The answer to a conversation.
+    /// Answers a conversation.
     fn answer(self, model: &Model, kind: Kind, conversation: Conversation) -> Result<Lines, ApiError> {
         let Self { params, mut options, output, variables } = self;
         let conversation = Conversation { variables, ..conversation };
@@ -108,14 +108,14 @@ impl Question {
             );
             return Err(ApiError::invalid("messages", message));
         }
-        // With ollama, a limit beyond the window means all that is left of it.
+        // In ollama, a limit beyond the context's end means the rest of the context.
         let answers = Answers { output, includes_reasoning: true, clamps_max_tokens: true };
         let (request, turns) =
             conversation.prepare(model, params, &mut options, answers).map_err(options::renamed)?;
         Ok(lines(model, kind, Some((request, turns)), options))
     }
 
-    /// The continuation of a prompt as it is.
+    /// Continues a prompt without a template.
     fn continuation(self, model: &Model, prompt: &str) -> Result<Lines, ApiError> {
         let Self { mut params, options, output, .. } = self;
         check_text_len(model, "prompt", prompt.len())?;
@@ -134,7 +134,7 @@ impl Question {
 }
 
 fn parse_chat(model: &Model, mut fields: Fields) -> Result<Lines, ApiError> {
-    // What only loads the model has nothing else.
+    // A request that only loads the model has no messages.
     let are_none = |messages: &Value| messages.as_array().map_or(messages.is_null(), Vec::is_empty);
     if fields.look("messages", are_none)?.unwrap_or(true) {
         fields.pass(&["messages"]);
@@ -185,8 +185,7 @@ fn parse_prompt(model: &Model, mut fields: Fields) -> Result<Lines, ApiError> {
     question.answer(model, Kind::Prompt, conversation)
 }
 
-/// The request with the style of its answer; none if there is nothing to generate, because the model was to be loaded
-/// and is.
+/// The request with the style of its answer. `asked` is `None` if the request only loads the model.
 fn lines(model: &Model, kind: Kind, asked: Option<(Request, TurnFormat)>, options: Options) -> Lines {
     let style = LineStyle::new(&model.names[0], kind, asked.is_none());
     let (requests, turns) = match asked {

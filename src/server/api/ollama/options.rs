@@ -1,4 +1,4 @@
-//! The object `options`: sampling parameters, and how ollama would load the model.
+//! The object `options`: sampling parameters, and ollama's settings for loading a model.
 
 use super::super::super::error::ApiError;
 use super::super::super::json::{Fields, NO_LIMIT, parse_object};
@@ -6,7 +6,7 @@ use super::super::super::state::Model;
 use super::super::sampling;
 use tinyvllm::sampling::SamplingParams;
 
-/// How a model is loaded, which is done, and what changes no answer.
+/// Settings for loading a model, and others that change no answer.
 const HARMLESS: &[&str] = &[
     "f16_kv",
     "logits_all",
@@ -22,10 +22,10 @@ const HARMLESS: &[&str] = &[
     "vocab_only",
 ];
 
-/// Ways of sampling that there are not here, and the values that switch them off.
+/// Ways of sampling that are not supported, each with the value that turns it off.
 const OFF: [(&str, f64); 3] = [("mirostat", 0.0), ("tfs_z", 1.0), ("typical_p", 1.0)];
 
-/// Takes the parameters out of the body. What a request does not say is as the model's files say.
+/// Parses the sampling parameters. The model's files give the defaults.
 pub(super) fn parse(fields: &mut Fields, model: &Model) -> Result<SamplingParams, ApiError> {
     let mut options = match fields.object("options")? {
         Some(options) => options,
@@ -48,7 +48,7 @@ pub(super) fn parse(fields: &mut Fields, model: &Model) -> Result<SamplingParams
         params.repetition_penalty = penalty;
     }
     params.max_tokens = num_predict(&mut options)?;
-    // The window is the server's. A smaller one was requested to save memory.
+    // The server sets the context length. A client requests a smaller one only to save memory.
     let window = model.llm.engine().config().max_model_len;
     if options.unsigned("num_ctx")?.is_some_and(|wanted| wanted > window) {
         options.report("num_ctx");
@@ -56,7 +56,7 @@ pub(super) fn parse(fields: &mut Fields, model: &Model) -> Result<SamplingParams
     Ok(params)
 }
 
-/// −1 is without a limit, and −2 to the end of the window, which is the same here.
+/// −1 is no limit, and −2 is the end of the context, which means the same here.
 fn num_predict(options: &mut Fields) -> Result<Option<usize>, ApiError> {
     let path = options.path("num_predict");
     let limit = |limit: i128| match limit {
@@ -74,7 +74,7 @@ fn num_predict(options: &mut Fields) -> Result<Option<usize>, ApiError> {
         .transpose()
 }
 
-/// The error under the name that the parameter has here.
+/// Renames the parameter of an error to its name in this interface.
 pub(super) fn renamed(error: ApiError) -> ApiError {
     error.renamed("max_tokens", "num_predict").renamed("repetition_penalty", "repeat_penalty")
 }

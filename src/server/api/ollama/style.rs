@@ -1,4 +1,4 @@
-//! Answers as ollama writes them: an object, or a line of JSON for each chunk.
+//! Answers in ollama's format: an object, or a line of JSON for each chunk.
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -14,27 +14,27 @@ use super::super::blocks::{Block, BlockKind, BlockStyle, Blocks, Step};
 use super::super::messages::call_arguments;
 use tinyvllm::chat::format_time;
 
-/// Which path was asked.
+/// The requested path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// `/api/chat`: an answer is a message.
+    /// `/api/chat`: the answer is a message.
     Chat,
-    /// `/api/generate`: an answer is text.
+    /// `/api/generate`: the answer is text.
     Prompt,
 }
 
-/// The envelope of an answer around its blocks.
+/// The envelope around the blocks of an answer.
 pub(super) struct LineStyle {
     id: String,
     created: u64,
     start: Instant,
     model_name: String,
     kind: Kind,
-    /// There was nothing to answer.
+    /// Whether the request only loads the model.
     is_load: bool,
 }
 
-/// A moment as ollama writes it.
+/// A time in ollama's format.
 pub(super) fn written(time: SystemTime) -> String {
     format_time(time, "%Y-%m-%dT%H:%M:%S.%fZ")
 }
@@ -51,7 +51,7 @@ impl LineStyle {
         }
     }
 
-    /// An answer, or a chunk of one, that says this.
+    /// An answer or a chunk with this content.
     fn line(&self, thinking: &str, content: &str, calls: Vec<Value>) -> Map<String, Value> {
         let mut line = Map::new();
         line.insert("model".to_owned(), self.model_name.as_str().into());
@@ -79,7 +79,7 @@ impl LineStyle {
         line
     }
 
-    /// The same as the last one, with why the answer ended and what it took. Times are in nanoseconds.
+    /// Adds the finish reason and the statistics to the last line. Times are in nanoseconds.
     fn ended(&self, mut line: Map<String, Value>, blocks: &Blocks) -> Value {
         let reason = match blocks.finish_reason() {
             _ if self.is_load => "load",
@@ -93,7 +93,7 @@ impl LineStyle {
             let totals = &blocks.totals;
             let counts = [
                 ("total_duration", nanos(self.start.elapsed())),
-                // It was loaded when the server began.
+                // The model was loaded when the server started.
                 ("load_duration", 0.into()),
                 ("prompt_eval_count", totals.num_prompt_tokens.into()),
                 ("prompt_eval_duration", nanos(totals.slowest.prefill_time)),
@@ -108,7 +108,7 @@ impl LineStyle {
 
 impl BlockStyle for LineStyle {
     const CONTENT_TYPE: &'static str = "application/x-ndjson";
-    /// Blanks before the next line: clients read every line, also an empty one, as JSON.
+    /// A blank before the next line. Clients parse every line as JSON, even an empty one.
     const KEEP_ALIVE: &'static [u8] = b" ";
 
     fn identity(&self, request_id: Arc<str>, caller: Caller) -> Identity {
@@ -136,7 +136,7 @@ impl BlockStyle for LineStyle {
             Step::Delta { index, text, .. } => match blocks.all()[index].kind {
                 BlockKind::Reasoning => self.line(&text, "", Vec::new()),
                 BlockKind::Text => self.line("", &text, Vec::new()),
-                // Calls come whole.
+                // A call is written as a whole when it ends.
                 BlockKind::Call { .. } => return,
             },
             Step::End(index) => match call(&blocks.all()[index]) {
@@ -157,14 +157,14 @@ impl BlockStyle for LineStyle {
 }
 
 fn write_line(bytes: &mut Vec<u8>, line: &Value) {
-    // Values have string keys, and a vector takes everything.
+    // Values have string keys, and writing to a vector does not fail.
     let _ = serde_json::to_writer(&mut *bytes, line);
     bytes.push(b'\n');
 }
 
 fn call(block: &Block) -> Option<Value> {
     let BlockKind::Call { id, name } = &block.kind else { return None };
-    // What the model wrote is on no account, which refuses nothing.
+    // This work is not charged, so nothing is refused.
     let arguments = call_arguments(&block.text).unwrap_or_default();
     Some(json!({"id": id, "function": {"name": name, "arguments": arguments}}))
 }

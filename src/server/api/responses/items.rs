@@ -1,7 +1,7 @@
-//! The items of an input, as messages for a template.
+//! Converts the items of an input into messages for a template.
 //!
-//! What an assistant did comes as items of its own: reasoning, text and calls. Those that follow each other are one
-//! message, as the assistant wrote them in one turn.
+//! The reasoning, text and calls of an assistant are separate items. Consecutive ones become one message, as
+//! the assistant wrote them in one turn.
 
 use serde_json::{Value, json};
 
@@ -11,11 +11,11 @@ use super::super::super::values::charge_copies;
 use super::super::messages::{call, call_arguments, missing, text_parts};
 use tinyvllm::chat::{Content, Message};
 
-/// Types of the parts of messages that are text.
+/// Types of message parts that are text.
 const TEXT_PARTS: [&str; 5] = ["input_text", "output_text", "reasoning_text", "refusal", "text"];
 
-/// Types of items that carry nothing for a model of text: what ran at OpenAI or in a client of its tools, whose results
-/// only their host can read, references to what is not stored, and marks of clients.
+/// Types of items without information for a text model: work at OpenAI or in a client, whose results only
+/// their host can read, references to items that are not stored, and marks of clients.
 const LEFT_OUT: [&str; 25] = [
     "apply_patch_call",
     "apply_patch_call_output",
@@ -52,7 +52,7 @@ pub(super) struct ResponsesTurns {
     pub(super) about_tools: Option<String>,
 }
 
-/// Takes the items of the input out of the body. A text is a message of the user.
+/// Takes the items of the input. A string is a message of the user.
 pub(super) fn take(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     match fields.take("input")? {
         None => Err(missing("input".to_owned())),
@@ -68,7 +68,8 @@ pub(super) fn take(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     }
 }
 
-/// Makes messages of all items. The first `num_before` are those of earlier responses, which are not reported again.
+/// Converts all items into messages. The first `num_before` items belong to earlier responses, and their
+/// ignored fields are not reported again.
 pub(super) fn messages(
     instructions: Option<&str>,
     fields: &Fields,
@@ -92,13 +93,13 @@ pub(super) fn messages(
 
 impl ResponsesTurns {
     fn add(&mut self, mut item: Fields) -> Result<(), ApiError> {
-        // What an answer has, and what only its writer can read.
+        // Fields of an answer, and data that only its writer can read.
         item.pass(&["id", "status", "encrypted_content"]);
         match item.string("type")?.as_deref() {
             None | Some("message") => self.add_message(&mut item),
             Some("reasoning") => self.add_reasoning(&mut item),
             Some("function_call") => self.add_call(&mut item, "arguments", call_arguments),
-            // The input of such a tool is any text.
+            // The input of such a tool is arbitrary text.
             Some("custom_tool_call") => {
                 self.add_call(&mut item, "input", |input| Ok(json!({"input": input})))
             }
@@ -120,7 +121,7 @@ impl ResponsesTurns {
         }
     }
 
-    /// A call whose arguments are made of the text in this field.
+    /// Adds a call. `arguments` converts the text of the field into its arguments.
     fn add_call(
         &mut self,
         item: &mut Fields,
@@ -150,13 +151,13 @@ impl ResponsesTurns {
         match role.as_str() {
             "user" => self.messages.push(Message::new("user", content)),
             "assistant" => {
-                // Text before a call belongs to it, and text after one is a turn of its own.
+                // Text before a call belongs to the call's message; text after one begins a new message.
                 let message = self.assistant(|message| {
                     message.content.is_empty() && !message.extra.contains_key("tool_calls")
                 });
                 message.content = Content::Text(content);
             }
-            // Many templates know one system message, and that at the beginning.
+            // Merges system messages at the beginning. Many templates accept only one, and only there.
             "system" | "developer" => match &mut self.messages[..] {
                 [message] if message.role == "system" => {
                     message.content.text_mut().push_str(&format!("\n\n{content}"));
@@ -173,7 +174,7 @@ impl ResponsesTurns {
         Ok(())
     }
 
-    /// What was thought, or else its summary.
+    /// Adds the reasoning, or its summary if that is all there is.
     fn add_reasoning(&mut self, item: &mut Fields) -> Result<(), ApiError> {
         let mut thoughts = String::new();
         for (name, kind) in [("content", "reasoning_text"), ("summary", "summary_text")] {
@@ -187,7 +188,7 @@ impl ResponsesTurns {
                 thoughts = text;
             }
         }
-        // One that is encrypted has neither, and only its writer can read it.
+        // Encrypted reasoning has neither. Only its writer can read it.
         if !thoughts.is_empty() {
             let message = self.assistant(|message| message.extra.is_empty() && message.content.is_empty());
             message.extra.insert("reasoning_content".to_owned(), thoughts.into());
@@ -195,7 +196,7 @@ impl ResponsesTurns {
         Ok(())
     }
 
-    /// The message of the assistant that comes last, if more can be put into it, or a new one.
+    /// The last message if it is the assistant's and accepts more, otherwise a new one.
     fn assistant(&mut self, takes_more: impl Fn(&Message) -> bool) -> &mut Message {
         let last = self.messages.last().filter(|message| message.role == "assistant");
         if !last.is_some_and(takes_more) {
@@ -206,12 +207,12 @@ impl ResponsesTurns {
     }
 }
 
-/// 400: what such an item says is not known, and without it the conversation could be another one.
+/// 400: the type is unknown. Without the item, the conversation could have another meaning.
 fn unknown(item: &Fields, kind: &str) -> ApiError {
     let (path, found) = (item.path("type"), describe(&kind.into()));
     let message = match TEXT_PARTS.contains(&kind) {
         true => format!(
-            "{path} is {found}, which is a part of a message; send {{\"type\": \"message\", \"role\": \"user\", \
+            "{path} is {found}, which belongs inside a message; send {{\"type\": \"message\", \"role\": \"user\", \
              \"content\": [it]}}"
         ),
         false => format!(

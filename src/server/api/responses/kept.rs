@@ -1,4 +1,4 @@
-//! `/v1/responses/{id}` and what is below it: responses that the server keeps.
+//! `/v1/responses/{id}` and the paths below it: stored responses.
 
 use std::sync::Arc;
 
@@ -15,13 +15,13 @@ use super::super::super::error::{ApiError, ok};
 use super::super::super::state::App;
 use super::super::from_path;
 
-/// Most items in one answer, and the default; as at OpenAI.
+/// Most items in one answer; this and the default are those of OpenAI.
 const MAX_ITEMS: usize = 100;
 const DEFAULT_ITEMS: usize = 20;
 
 type Id = Result<Path<String>, PathRejection>;
 
-/// A response, to its owner.
+/// Returns a stored response.
 pub(in super::super::super) async fn show(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -37,7 +37,7 @@ pub(in super::super::super) async fn show(
     on_account(&app, &note, || Ok(ok(&app.memory.response(caller, &id)?)))
 }
 
-/// Forgets a response.
+/// Deletes a stored response.
 pub(in super::super::super) async fn delete(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -48,7 +48,7 @@ pub(in super::super::super) async fn delete(
     Ok(ok(&json!({"id": id, "object": "response", "deleted": true})))
 }
 
-/// Refuses to stop a response: one that is kept is complete.
+/// Refuses to cancel a response: a stored one is complete.
 pub(in super::super::super) async fn cancel(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -64,7 +64,7 @@ pub(in super::super::super) async fn cancel(
     }
 }
 
-/// The conversation before a response.
+/// The conversation before a response, as items.
 pub(in super::super::super) async fn input_items(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -76,7 +76,7 @@ pub(in super::super::super) async fn input_items(
     on_account(&app, &note, || list_items(app.memory.input(caller, &id)?, query.as_deref()))
 }
 
-/// Does work whose memory is charged until the answer is over.
+/// Does work whose memory is charged until the end of the answer.
 fn on_account(
     app: &App,
     note: &Note,
@@ -119,7 +119,7 @@ fn list_items(mut items: Vec<Value>, query: Option<&str>) -> Result<Response, Ap
     })))
 }
 
-/// A parameter of a query. Ids and numbers need no decoding.
+/// A parameter of the query. Ids and numbers need no decoding.
 fn parameter<'a>(query: Option<&'a str>, name: &str) -> Option<&'a str> {
     let pairs = query?.split('&').filter_map(|pair| pair.split_once('='));
     pairs.filter(|(found, _)| *found == name).map(|(_, value)| value).next()

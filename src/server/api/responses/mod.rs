@@ -1,7 +1,7 @@
 //! `/v1/responses`: OpenAI's interface for agents.
 //!
-//! A request becomes the same conversation as one for chats: `items.rs` reads its input, `request.rs` the rest of it,
-//! `style.rs` writes the answer. Nothing of it is stored, unless --responses-memory is set (`kept.rs`).
+//! A request becomes the same conversation as one for chats: `items.rs` reads its input, `request.rs` the
+//! other fields, and `style.rs` writes the answer. It is stored only with `--responses-memory` (`kept.rs`).
 
 mod items;
 mod kept;
@@ -60,7 +60,7 @@ fn parse(
     let mut options = Options::parse(&mut fields, &params.stop, &Words::RESPONSES)?;
     options.refuse_reports()?;
     settings.insert("user".to_owned(), options.user.clone().into());
-    // The answer repeats them.
+    // The answer repeats the settings.
     charge_copies(settings.values())?;
     let answers = Answers { output: question.output, includes_reasoning: true, clamps_max_tokens: false };
     let (request, turns) =
@@ -76,7 +76,7 @@ fn parse(
     Ok(Prepared { requests: vec![request], options, shape: BlockResponse { blocks, style } })
 }
 
-/// A number with the digits that it has as an f32.
+/// A number with only the digits that an f32 has.
 fn short(value: f32) -> serde_json::Value {
     value.to_string().parse::<f64>().map_or(serde_json::Value::Null, Into::into)
 }

@@ -1,4 +1,4 @@
-//! The fields of a request that are not its input, and what of them the response repeats.
+//! The fields of a request besides its input, and the settings that the response repeats.
 
 use serde_json::{Map, Value, json};
 
@@ -14,9 +14,9 @@ use super::items;
 use tinyvllm::chat::Tool;
 use tinyvllm::quoted;
 
-/// What belongs to OpenAI's own machines and would change the answer.
+/// Fields that need OpenAI's own servers and would change the answer.
 const REFUSED: [&str; 3] = ["conversation", "moderation", "prompt"];
-/// Values of `include` that are supported. The others have nothing to include.
+/// The supported value of `include`. Other values have nothing to include.
 const LOGPROBS: &str = "message.output_text.logprobs";
 const INCLUDABLE: [&str; 7] = [
     LOGPROBS,
@@ -27,22 +27,22 @@ const INCLUDABLE: [&str; 7] = [
     "message.input_image.image_url",
     "web_search_call.action.sources",
 ];
-/// Most entries of `metadata`, and characters of their names and values, as at OpenAI.
+/// Most entries of `metadata`, and most characters of a name and a value, as at OpenAI.
 const MAX_METADATA: (usize, usize, usize) = (16, 64, 512);
-/// Most bytes of a name that is repeated.
+/// Most bytes of a name that is repeated in the response.
 const MAX_NAME_BYTES: usize = 1_024;
 
-/// A request that was read.
+/// A parsed request.
 pub(super) struct Question {
     pub(super) conversation: Conversation,
     pub(super) output: Option<StructuredOutput>,
     pub(super) max_tokens: Option<usize>,
     pub(super) logprobs: Option<usize>,
-    /// What the response repeats.
+    /// The settings that the response repeats.
     pub(super) settings: Map<String, Value>,
-    /// All of the conversation, without the instructions.
+    /// The whole conversation, without the instructions.
     pub(super) items: Vec<Value>,
-    /// Whether the response is to be kept.
+    /// Whether the response is stored.
     pub(super) is_stored: bool,
 }
 
@@ -55,7 +55,7 @@ impl Question {
         let max_tokens = fields.limit("max_output_tokens", 1)?;
         let sent = max_tokens.filter(|limit| *limit != NO_LIMIT);
         settings.insert("max_output_tokens".to_owned(), sent.into());
-        // It is for tools that run at OpenAI, of which there are none.
+        // The limit applies to tools that run at OpenAI. This server has none.
         let max_tool_calls = fields.unsigned("max_tool_calls")?;
         if max_tool_calls.is_some() {
             fields.report("max_tool_calls");
@@ -114,7 +114,7 @@ fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
     if fields.bool("background")?.unwrap_or(false) {
         return refuse("background");
     }
-    // An answer does not get worse without them: what is too long is refused anyway, and there is one tier.
+    // These values change no answer: an input that is too long is refused anyway, and there is one tier.
     for name in ["service_tier", "truncation"] {
         let is_usual = |value: &str| match name {
             "truncation" => value == "disabled",
@@ -127,7 +127,7 @@ fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// A short text.
+/// A short string.
 fn name_of(fields: &mut Fields, name: &'static str) -> Result<Option<String>, ApiError> {
     let value = fields.string(name)?;
     match &value {
@@ -157,7 +157,7 @@ fn metadata(fields: &mut Fields) -> Result<Value, ApiError> {
     Ok(entries.into())
 }
 
-/// The reasoning effort. There are no summaries: reasoning is sent as it is.
+/// The reasoning effort. There are no summaries: reasoning is sent unchanged.
 fn variables(fields: &mut Fields, settings: &mut Map<String, Value>) -> Result<Variables, ApiError> {
     let (mut effort, mut summary) = (None, None);
     if let Some(mut reasoning) = fields.object("reasoning")? {
@@ -207,7 +207,7 @@ fn logprobs(fields: &mut Fields, settings: &mut Map<String, Value>) -> Result<Op
     }
     let num_top = fields.unsigned("top_logprobs")?;
     settings.insert("top_logprobs".to_owned(), num_top.unwrap_or(0).into());
-    // Likely tokens imply the report of tokens.
+    // `top_logprobs` implies the report on tokens.
     Ok((is_wanted || num_top.is_some_and(|num_top| num_top > 0)).then(|| num_top.unwrap_or(0)))
 }
 
@@ -234,7 +234,7 @@ fn tool(mut fields: Fields) -> Result<Option<Tool>, ApiError> {
     }
 }
 
-/// The choice, and the names that it is limited to, if it is.
+/// The choice, and the names of the allowed tools if they are limited.
 fn choice(fields: &Fields, value: Value) -> Result<Choice, ApiError> {
     const EXPECTED: &str =
         "\"none\", \"auto\", \"required\", or an object that names a function or allowed tools";
@@ -283,7 +283,7 @@ fn choice(fields: &Fields, value: Value) -> Result<Choice, ApiError> {
             let named = name?.or(label?).map(|name| format!(" of {}", quoted(&name))).unwrap_or_default();
             let kind = describe(&kind.into());
             let message = format!(
-                "{path}{named} is {kind}, which runs elsewhere: only functions can be demanded; send \"auto\" or name a \
+                "{path}{named} is {kind}, which runs elsewhere: only functions can be required; send \"auto\" or name a \
                  function"
             );
             Err(ApiError::unsupported(path, message))

@@ -1,4 +1,4 @@
-//! Responses as OpenAI writes them, whole and as events.
+//! Responses in OpenAI's format, complete and as events.
 
 use std::sync::Arc;
 
@@ -14,20 +14,20 @@ use super::super::super::state::{App, unix_seconds};
 use super::super::blocks::{Block, BlockKind, BlockStyle, Blocks, Step};
 use super::super::stream::write_event;
 
-/// The envelope of a response around its blocks.
+/// The envelope around the blocks of a response.
 pub(super) struct ResponseStyle {
     id: String,
     created: u64,
     model_name: String,
-    /// What of the request is repeated.
+    /// Settings of the request that the response repeats.
     settings: Map<String, Value>,
-    /// Of the items so far.
+    /// The ids of the items so far.
     item_ids: Vec<String>,
     num_events: u64,
     keeper: Option<Keeper>,
 }
 
-/// Keeps the response for later requests.
+/// Stores the response for later requests.
 pub(super) struct Keeper {
     pub(super) app: Arc<App>,
     pub(super) caller: Caller,
@@ -71,7 +71,7 @@ impl ResponseStyle {
         response
     }
 
-    /// The response when everything was generated, which is then kept.
+    /// The final response, which is then stored.
     fn finished(&mut self, blocks: &Blocks) -> Value {
         let is_cut_off = blocks.finish_reason() == Some("length");
         let response =
@@ -172,7 +172,7 @@ impl BlockStyle for ResponseStyle {
 }
 
 impl ResponseStyle {
-    /// Where an event belongs.
+    /// The fields that locate an event.
     fn locate(&self, index: usize, has_part: bool) -> Value {
         let mut location = json!({"item_id": self.item_ids[index], "output_index": index});
         if has_part {
@@ -212,7 +212,7 @@ impl ResponseStyle {
 }
 
 fn item_status(blocks: &Blocks, index: usize) -> &'static str {
-    // After a failure nothing has ended, and the last one breaks off.
+    // After a failure, the last block is incomplete.
     let breaks_off = blocks.finish_reason().is_none() && index + 1 == blocks.all().len();
     if breaks_off || blocks.is_cut_off(index) { "incomplete" } else { "completed" }
 }
@@ -248,7 +248,7 @@ fn item(block: &Block, id: &str, status: &str) -> Value {
 fn usage(totals: &Totals) -> Value {
     json!({
         "input_tokens": totals.num_prompt_tokens,
-        // What is new in the cache is not counted apart.
+        // Tokens that were written to the cache are not counted separately.
         "input_tokens_details": {"cached_tokens": totals.num_cached_tokens, "cache_write_tokens": 0},
         "output_tokens": totals.num_output_tokens,
         "output_tokens_details": {"reasoning_tokens": totals.num_reasoning_tokens},

@@ -88,7 +88,7 @@ fn tools_and_choices_become_those_of_chats() {
     assert_eq!(read(json!("required")).0.choice, ToolChoice::Required);
     let named = read(json!({"type": "function", "name": "climate"})).0;
     assert_eq!(named.choice, ToolChoice::Named("climate".to_owned()));
-    // The model knows of nothing that it may not call.
+    // The prompt must not have tools that the model may not call.
     let allowed = json!({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "climate"}]});
     let (tools, names) = read(allowed);
     assert_eq!((tools.choice, names), (ToolChoice::Required, vec!["climate".to_owned()]));
@@ -145,7 +145,7 @@ fn what_is_not_valid_is_refused_by_name() {
     let mistyped = json!({"type": "mesage", "role": "user", "content": "x"});
     check(item(mistyped), "input[0].type", "\"mesage\", expected message, reasoning, function_call");
     let part = json!({"type": "input_text", "text": "x"});
-    check(item(part), "input[0].type", "a part of a message");
+    check(item(part), "input[0].type", "belongs inside a message");
     check(item(json!({"role": "user"})), "input[0].content", "missing");
     check(item(json!({"role": "tool", "content": "x"})), "input[0].role", "developer");
     let image =
@@ -237,7 +237,7 @@ fn what_agents_send_by_themselves_is_taken() {
         {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
     ]);
     let messages = check(json!({"input": input}), &["input[1].web_search_call"]).conversation.messages;
-    // A turn that only calls has no content, which is not an empty one.
+    // A turn with calls only has no content, which differs from empty content.
     assert_eq!((&messages[1].content, &messages[3].content), (&Content::Missing, &Content::Missing));
     let messages: Vec<Value> = messages
         .iter()

@@ -8,10 +8,10 @@ use super::*;
 use crate::kv_events::kept::MAX_KEPT_BYTES;
 
 const TOPIC: &[u8] = b"kv@demo";
-/// What a session may take, whatever its peer does.
+/// Memory limit of a session, whatever its peer does.
 const MAX_BYTES: usize = 24 << 10;
 
-/// What a peer says first.
+/// The handshake of a peer.
 fn hello(socket_type: &str) -> Vec<u8> {
     let mut bytes = zmtp::greeting().to_vec();
     zmtp::put_ready(&mut bytes, socket_type);
@@ -31,7 +31,7 @@ fn subscription(body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Sends what there is space for.
+/// Sends as many bytes as there is space for.
 fn send(session: &mut Session<'_>, bytes: &[u8]) -> usize {
     let space = session.space();
     let num_bytes = bytes.len().min(space.len());
@@ -40,7 +40,7 @@ fn send(session: &mut Session<'_>, bytes: &[u8]) -> usize {
     num_bytes
 }
 
-/// Sends all, and takes all that comes until nothing does.
+/// Sends all bytes, and reads until nothing more comes.
 fn exchange(session: &mut Session<'_>, mut bytes: &[u8]) -> Result<Vec<u8>, Fault> {
     let mut received = Vec::new();
     loop {
@@ -58,7 +58,7 @@ fn exchange(session: &mut Session<'_>, mut bytes: &[u8]) -> Result<Vec<u8>, Faul
     }
 }
 
-/// One that has said hello.
+/// A session after the handshake.
 fn open<'a>(role: Role, socket_type: &str, kept: &'a KeptBatches) -> Session<'a> {
     let mut session = Session::new(role, TOPIC, kept);
     let mut wanted = zmtp::greeting().to_vec();
@@ -68,7 +68,7 @@ fn open<'a>(role: Role, socket_type: &str, kept: &'a KeptBatches) -> Session<'a>
     session
 }
 
-/// The messages of some bytes, each a list of parts.
+/// Parses messages; each is a list of frames.
 fn messages(mut bytes: &[u8]) -> Vec<Vec<Vec<u8>>> {
     let (mut messages, mut message) = (Vec::new(), Vec::new());
     while let [flags, rest @ ..] = bytes {
@@ -123,7 +123,7 @@ fn replays_are_answered_one_after_another() {
     let mut session = open(Role::Repeater, "DEALER", &kept);
     send(&mut session, &request(7).repeat(3));
     session.work().unwrap();
-    // The first request is not finished, so nothing more is read, whatever is sent.
+    // The first request is not finished, so no more input is read.
     assert!(session.space().is_empty());
     let rest = exchange(&mut session, b"").unwrap();
     assert_eq!(numbers(&rest), [7, 8, 9, u64::MAX].repeat(3));
@@ -140,7 +140,7 @@ fn a_replay_ends_with_what_there_was_when_it_began() {
     let first = session.output().to_vec();
     session.written(first.len());
     push(&kept, 10..12, 1);
-    // Of the first two, which are forgotten now, one was half sent.
+    // The first two batches were dropped, and one of them was partly sent.
     assert_eq!(exchange(&mut session, b""), Err(Fault::TooSlow));
     let mut session = open(Role::Repeater, "DEALER", &kept);
     send(&mut session, &request(8));
@@ -152,7 +152,7 @@ fn a_replay_ends_with_what_there_was_when_it_began() {
 #[test]
 fn subscribers_get_what_begins_as_they_want() {
     let check = |wanted: &[u8], is_matching: bool| {
-        // As messages, and as the commands of version 3.1.
+        // Once as messages, and once as the commands of version 3.1.
         let mut command = Vec::new();
         let body = [b"\x09SUBSCRIBE", wanted].concat();
         command.extend([4, body.len() as u8]);
@@ -209,7 +209,7 @@ fn slow_subscribers_miss_batches_and_they_are_counted() {
     push(&kept, 0..10, 5);
     assert_eq!(numbers(&exchange(&mut session, b"").unwrap()), [6, 7, 8, 9]);
     assert_eq!((session.take_missed(), session.take_missed()), (6, 0));
-    // Of a message that is half sent the rest is gone.
+    // The rest of a message that is partly sent was dropped.
     push(&kept, 10..11, 2 * OUT_BYTES);
     session.work().unwrap();
     push(&kept, 11..15, 5);
@@ -278,7 +278,7 @@ fn what_is_no_request_has_no_answer() {
     assert_eq!(numbers(&exchange(&mut session, &request(0)).unwrap()), [0, u64::MAX]);
 }
 
-/// A payload that is counted as long as anybody has it.
+/// A payload that counts itself while somebody holds it.
 struct Payload {
     bytes: Vec<u8>,
     num_alive: Arc<AtomicUsize>,
@@ -296,8 +296,8 @@ impl Drop for Payload {
     }
 }
 
-/// All peers that there may be, none of which reads, while more comes than is kept: their sessions stay as large as
-/// they are, and none holds on to what is not kept any more.
+/// The largest number of peers, none of which reads, while more batches come than are kept. Their sessions do
+/// not grow, and none keeps a dropped batch alive.
 #[test]
 fn peers_that_read_nothing_take_what_they_take() {
     const BATCH: usize = 1 << 20;
@@ -312,7 +312,7 @@ fn peers_that_read_nothing_take_what_they_take() {
     let mut sessions: Vec<Session<'_>> = Vec::new();
     for number in 0..num_batches {
         push(number);
-        // Some come later, and are in the middle of another batch.
+        // Some come later, in the middle of another batch.
         for is_subscriber in [true, false] {
             let (role, socket_type, wish) = match is_subscriber {
                 true => (Role::Publisher, "SUB", subscription(b"\x01")),
@@ -329,7 +329,7 @@ fn peers_that_read_nothing_take_what_they_take() {
         assert!(num_alive.load(Ordering::Relaxed) * BATCH <= MAX_KEPT_BYTES);
     }
     assert_eq!(sessions.len(), 256);
-    // All but the last subscriber, which has seen none, are in the middle of a batch.
+    // All but the last subscriber are in the middle of a batch. That one has seen none.
     let num_waiting = sessions.iter().filter(|session| session.output().is_empty()).count();
     assert_eq!(num_waiting, 1);
     for session in &mut sessions[..200] {
@@ -340,7 +340,7 @@ fn peers_that_read_nothing_take_what_they_take() {
     }
 }
 
-/// Bytes that peers could send: hellos, what there is to send, and anything.
+/// Bytes that peers could send: handshakes, valid requests, and arbitrary bytes.
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
     let part = prop_oneof![
         prop::collection::vec(any::<u8>(), 0..40),
@@ -365,8 +365,8 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    /// Whatever comes, in whatever chunks, and however little is taken of what goes out: nothing panics, the memory is
-    /// bounded, and a live session either has something to send or space for more.
+    /// For any bytes in any chunks, and however slowly the output is read: nothing panics, the memory is
+    /// limited, and a live session has output to send or space for input.
     #[test]
     fn any_bytes_are_survived(
         bytes in bytes(),
