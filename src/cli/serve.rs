@@ -312,8 +312,10 @@ mod tests {
         check(&[], Some("org/name"), "org/name", &["org/name"]);
         check(&["a", "b"], Some("llama3.2"), "org/name", &["a", "b"]);
         // A path is nothing that clients know.
-        check(&[], Some("src"), "src", &["src"]);
-        check(&[], Some("src/hub"), "hub", &["hub"]);
+        check(&[], Some(env!("CARGO_MANIFEST_DIR")), "cli", &["cli"]);
+        // Cargo runs tests in the package's folder.
+        check(&[], Some("serve"), "serve", &["serve"]);
+        check(&[], Some("bench/serve"), "serve", &["serve"]);
     }
 
     #[test]
