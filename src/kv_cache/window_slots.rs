@@ -16,7 +16,7 @@ const NONE: u32 = u32::MAX;
 /// Invariant: a slot belongs to one block, or to none and is in `empty`. A block with a slot and without readers is
 /// in `idle`.
 #[derive(Debug)]
-pub struct WindowSlots {
+pub(super) struct WindowSlots {
     slots: Vec<u32>,
     num_readers: Vec<u32>,
     /// When the last reader of each block left: its key in `idle`.

@@ -122,7 +122,7 @@ impl<A: SelfAttention> CausalLm for DecoderLm<A> {
         let outputs = &batch.logits_indices[..];
         let mut step = StepInputs::new(&batch.token_ids, &batch.positions, outputs, &batch.attention);
         step.sampled = batch.sampled.as_ref();
-        let windowed = batch.windowed.as_ref().map(|attention| StepInputs { attention, ..step });
+        let windowed = batch.windowed.as_ref().map(|attention| step.with_attention(attention));
         let step = &device_inputs.upload(context, step, cache)?;
         let windowed = windowed.map(|step| window_inputs.upload(context, step, cache)).transpose()?;
         embed(context, step, &self.embedding, self.config.embedding_scale, &mut activations.hidden)?;

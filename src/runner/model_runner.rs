@@ -142,7 +142,7 @@ impl ModelRunner {
         batch.token_ids.extend_from_slice(token_ids);
         batch.positions.extend((start..end).map(|position| position as u32));
         let num_grouped_tokens = scheduled.num_grouped_tokens;
-        let mut push = |attention: &mut AttentionMetadata, block: &dyn Fn(usize) -> u32| {
+        let push = |attention: &mut AttentionMetadata, block: &dyn Fn(usize) -> u32| {
             let slot = |position| block(position / block_size) as usize * block_size + position % block_size;
             attention.slot_mapping.extend((start..end).map(slot));
             attention.push(start..end, num_grouped_tokens, mode, block);
