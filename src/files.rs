@@ -1,8 +1,11 @@
 //! Files that are read whole. Each has a limit, because a device or a pipe that a link points to may have no end.
+//! Also JSON in files as Python reads it.
 
 use std::fs::{self, File, FileType};
 use std::io::{self, Read};
 use std::path::Path;
+
+use serde::de::DeserializeOwned;
 
 /// Opens a file of a model. Only regular files are opened: to open a pipe would wait for a writer.
 ///
@@ -64,6 +67,47 @@ pub fn text(bytes: Vec<u8>) -> io::Result<String> {
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not text in UTF-8"))
 }
 
+/// JSON as Python reads it. `NaN`, `Infinity` and `-Infinity` become texts: a key that is not read may have them, and
+/// where a number is read, the error shows what is there instead. A byte order mark is skipped, as editors write it.
+///
+/// # Errors
+/// Those of `serde_json`.
+pub fn json<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
+    let bytes = bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes);
+    serde_json::from_slice(bytes).or_else(|error| match quoted_constants(bytes) {
+        Some(bytes) => serde_json::from_slice(&bytes),
+        None => Err(error),
+    })
+}
+
+/// The text with quotes around each constant of Python's, outside strings. None if there is none.
+fn quoted_constants(bytes: &[u8]) -> Option<Vec<u8>> {
+    let mut quoted = Vec::with_capacity(bytes.len());
+    let (mut is_string, mut is_found, mut at) = (false, false, 0);
+    while at < bytes.len() {
+        let rest = &bytes[at..];
+        let constant = ["NaN", "Infinity", "-Infinity"].iter().find(|word| rest.starts_with(word.as_bytes()));
+        let len = match (rest[0], constant) {
+            (b'\\', _) if is_string => 2.min(rest.len()),
+            (_, Some(word)) if !is_string => {
+                is_found = true;
+                quoted.push(b'"');
+                quoted.extend_from_slice(word.as_bytes());
+                quoted.push(b'"');
+                at += word.len();
+                continue;
+            }
+            (byte, _) => {
+                is_string ^= byte == b'"';
+                1
+            }
+        };
+        quoted.extend_from_slice(&rest[..len]);
+        at += len;
+    }
+    is_found.then_some(quoted)
+}
+
 fn kind_name(kind: FileType) -> &'static str {
     #[cfg(unix)]
     {
@@ -97,6 +141,23 @@ mod tests {
         assert_eq!(read(&folder.path().join("none"), 4).unwrap_err().kind(), io::ErrorKind::NotFound);
         fs::write(&path, b"\xFF").unwrap();
         assert_eq!(read_any_text(&path, 5).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn json_of_python_and_of_editors_is_read() {
+        let read = |text: &str| json::<serde_json::Value>(text.as_bytes());
+        assert_eq!(
+            read(r#"{"limit": [0.0, Infinity], "least": -Infinity, "NaN": NaN, "t": "a \" NaN \\"}"#)
+                .unwrap(),
+            serde_json::json!({
+                "limit": [0.0, "Infinity"], "least": "-Infinity", "NaN": "NaN", "t": "a \" NaN \\",
+            })
+        );
+        assert_eq!(read("\u{FEFF}[1]").unwrap(), serde_json::json!([1]));
+        for text in ["", "NaNa", "[Infinity", "{\"a\": nan}", "\"NaN\\", "\\NaN", "Inf"] {
+            assert!(read(text).is_err(), "{text}");
+        }
+        assert!(json::<serde_json::Value>(b"\"\\").is_err());
     }
 
     #[cfg(unix)]

@@ -23,6 +23,8 @@ use tinyvllm::weights::Checkpoint;
 mod mtp;
 #[path = "promises/mtp_model.rs"]
 mod mtp_model;
+#[path = "promises/windows.rs"]
+mod windows;
 
 fn load(options: &LlmOptions) -> Llm {
     load_files("demo", ModelFiles::Demo, options)

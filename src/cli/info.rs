@@ -142,11 +142,15 @@ fn to_text(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> String {
     match &report.plan {
         Ok(MemoryPlan { engine: plan, .. }) => {
             let tokens = plan.kv_cache_tokens();
-            let bytes = report.demand.kv_bytes_per_token.saturating_mul(tokens as u64);
+            let bytes = report.demand.kv_cache_bytes(plan);
             memory.push(line(
                 "KV cache",
                 format!("{}, {tokens} tokens in blocks of {}", human_bytes(bytes), plan.block_size),
             ));
+            if let Some(windows) = plan.windows {
+                let tokens = windows.num_blocks * plan.block_size;
+                memory.push(line("  in layers with a window", format!("{tokens} tokens")));
+            }
             if let Some(bytes) = report.kv_offload_bytes {
                 let tokens = bytes / report.demand.kv_bytes_per_token.max(1);
                 memory.push(line("  in host memory", format!("{}, {tokens} tokens", human_bytes(bytes))));
@@ -231,8 +235,8 @@ fn to_json(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> Value {
         Ok(MemoryPlan { engine: plan, .. }) => json!({
             "max_model_len": plan.max_model_len,
             "kv_cache_tokens": plan.kv_cache_tokens(),
-            "kv_cache_bytes":
-                report.demand.kv_bytes_per_token.saturating_mul(plan.kv_cache_tokens() as u64),
+            "kv_cache_bytes": report.demand.kv_cache_bytes(plan),
+            "window_cache_tokens": plan.windows.map(|windows| windows.num_blocks * plan.block_size),
             "block_size": plan.block_size,
             "num_blocks": plan.num_blocks,
             "max_num_seqs": plan.max_num_seqs,

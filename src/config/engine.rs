@@ -16,6 +16,8 @@ pub struct EngineConfig {
     pub block_size: usize,
     /// Blocks of the KV cache.
     pub num_blocks: usize,
+    /// Layers whose tokens attend to a window only have fewer blocks, if this is given.
+    pub windows: Option<WindowLimits>,
     /// Share the K and V of common prefixes.
     pub enable_prefix_caching: bool,
     /// Most tokens generated between two scheduling decisions.
@@ -42,6 +44,7 @@ impl Default for EngineConfig {
             max_num_batched_tokens: 512,
             block_size: 32,
             num_blocks: 128,
+            windows: None,
             enable_prefix_caching: true,
             num_scheduler_steps: 1,
             max_num_requests: 1_024,
@@ -49,6 +52,33 @@ impl Default for EngineConfig {
             prompt_group: None,
             speculative: SpeculativeConfig::off(),
         }
+    }
+}
+
+/// The cache of layers whose tokens attend to a window only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WindowLimits {
+    /// The longest window of these layers, in tokens.
+    pub window: usize,
+    /// Kernels read keys in tiles of this many positions, of which the first may begin before the window.
+    pub tile: usize,
+    /// Their blocks. A sequence has some for the tokens that it may still attend to.
+    pub num_blocks: usize,
+}
+
+impl WindowLimits {
+    /// The index of the first block that a sequence reads whose next token has this position.
+    #[must_use]
+    pub fn first_block(&self, position: usize, block_size: usize) -> usize {
+        let tile = self.tile.max(1);
+        (position + 1).saturating_sub(self.window) / tile * tile / block_size.max(1)
+    }
+
+    /// The most blocks that a sequence reads or writes in a step that computes `num_tokens` of its tokens.
+    #[must_use]
+    pub fn blocks_per_sequence(&self, num_tokens: usize, block_size: usize) -> usize {
+        let num_positions = self.window.saturating_add(self.tile).saturating_add(num_tokens);
+        num_positions.div_ceil(block_size.max(1)) + 1
     }
 }
 
@@ -64,6 +94,20 @@ impl EngineConfig {
     #[must_use]
     pub fn kv_cache_tokens(&self) -> usize {
         self.num_blocks.saturating_mul(self.block_size)
+    }
+
+    /// The most tokens of a sequence that a plan may reserve blocks for.
+    #[must_use]
+    pub fn max_reserved_tokens(&self) -> usize {
+        self.max_num_batched_tokens.max(self.num_scheduler_steps).max(2)
+    }
+
+    /// The fewest blocks of layers with a window with which the longest sequence can be computed.
+    #[must_use]
+    pub fn min_window_blocks(&self, windows: &WindowLimits) -> usize {
+        windows
+            .blocks_per_sequence(self.max_reserved_tokens(), self.block_size)
+            .min(self.max_model_len.div_ceil(self.block_size.max(1)))
     }
 
     /// Checks the limits against each other.
@@ -112,6 +156,20 @@ impl EngineConfig {
                 ),
             )
             .with_hint("lower --max-model-len or raise --kv-cache-memory-bytes"));
+        }
+        if let Some(windows) = self.windows
+            && windows.num_blocks < self.min_window_blocks(&windows)
+        {
+            let WindowLimits { window, num_blocks, .. } = windows;
+            let least = self.min_window_blocks(&windows) * self.block_size;
+            let message = format!(
+                "the KV cache of layers with a window of {window} tokens holds {} tokens, and a step with {} of one \
+                 sequence needs {least}",
+                num_blocks * self.block_size,
+                self.max_reserved_tokens()
+            );
+            return Err(Error::new(crate::ErrorKind::Capacity, message)
+                .with_hint("lower --max-num-batched-tokens or raise --kv-cache-memory-bytes"));
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ mod model;
 mod speculative;
 
 pub use architecture::{ARCHITECTURES, Architecture, Decoder, LocalBase, QkNorm, RouterDefaults};
-pub use engine::EngineConfig;
+pub use engine::{EngineConfig, WindowLimits};
 pub use model::{
     ExpertsConfig, LatentAttentionConfig, LayerAttention, ModelConfig, QueryGrowth, RopeConfig, RopeScaling,
     Rotation, Scoring,

@@ -363,6 +363,19 @@ impl ModelConfig {
         windows?.into_iter().max()
     }
 
+    /// Whether tokens attend to a window only in this layer.
+    #[must_use]
+    pub fn has_window(&self, layer: usize) -> bool {
+        self.layer_attention.get(layer).is_some_and(|layer| layer.window.is_some())
+    }
+
+    /// How many layers have a window, and the longest one.
+    #[must_use]
+    pub fn windows(&self) -> (usize, Option<usize>) {
+        let windows = self.layer_attention.iter().filter_map(|layer| layer.window);
+        (windows.clone().count(), windows.max())
+    }
+
     /// The heads that attention is over: of latent attention, those of queries that have gone through the projection of
     /// keys.
     #[must_use]

@@ -35,6 +35,7 @@ impl<'a> Resolver<'a> {
         });
         Step {
             sequences: rows.collect(),
+            window_slots: self.scheduler.window_slots(),
             num_steps: plan.num_steps,
             may_queue_next: plan.may_queue_next,
             may_draft_next,

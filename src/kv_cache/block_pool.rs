@@ -1,5 +1,6 @@
 //! Reference counts and the free list. All operations are O(1).
 
+use super::window_slots::WindowSlots;
 use super::{BlockHash, BlockMiss, CacheEvent, PrefixCache};
 
 /// The number of a block: its index in every layer's K and V storage.
@@ -31,6 +32,10 @@ struct Block {
 /// content; [`retain`](Self::retain) adds a reference, also to a free block, which so leaves the free
 /// list with its content intact; [`release`](Self::release) takes one away, and the last one puts the
 /// block into the free list: at the end (reused last) if its content is published, at the front if not.
+///
+/// With [window slots](Self::with_window_slots), an allocated block also has a slot and a reader there;
+/// [`retain_window`](Self::retain_window) and [`release_window`](Self::release_window) count the readers. Otherwise
+/// both do nothing, and every block can be read.
 #[derive(Debug)]
 pub struct BlockPool {
     blocks: Vec<Block>,
@@ -43,6 +48,7 @@ pub struct BlockPool {
     num_changes: u64,
     block_size: usize,
     cache: Option<PrefixCache>,
+    windows: Option<WindowSlots>,
 }
 
 impl BlockPool {
@@ -58,11 +64,18 @@ impl BlockPool {
             num_changes: 0,
             block_size,
             cache: enable_prefix_caching.then(|| PrefixCache::new(num_blocks, block_size)),
+            windows: None,
         };
         for block in 0..num_blocks as u32 {
             pool.push_back(block);
         }
         pool
+    }
+
+    /// The same, where layers with a window have this many slots for blocks.
+    #[must_use]
+    pub fn with_window_slots(self, num_slots: usize) -> Self {
+        Self { windows: Some(WindowSlots::new(num_slots, self.blocks.len())), ..self }
     }
 
     /// Tokens in a block.
@@ -83,6 +96,57 @@ impl BlockPool {
         self.num_free
     }
 
+    /// Blocks that [`allocate`](Self::allocate) gives, if none is retained or released meanwhile.
+    #[must_use]
+    pub fn num_allocatable(&self) -> usize {
+        self.num_free.min(self.num_free_windows())
+    }
+
+    /// Window slots without a reader.
+    #[must_use]
+    pub fn num_free_windows(&self) -> usize {
+        self.windows.as_ref().map_or(usize::MAX, WindowSlots::num_free)
+    }
+
+    /// For each block its window slot; blocks without one have a number that is no slot. Empty if every block can be
+    /// read in all layers.
+    #[must_use]
+    pub fn window_slots(&self) -> &[u32] {
+        self.windows.as_ref().map_or(&[], WindowSlots::slots)
+    }
+
+    /// The window slot of a block.
+    #[must_use]
+    pub fn window_slot(&self, block: BlockId) -> Option<u32> {
+        self.windows.as_ref()?.slot(block)
+    }
+
+    /// Whether layers with a window have the content of a block.
+    #[must_use]
+    pub fn has_window(&self, block: BlockId) -> bool {
+        self.windows.as_ref().is_none_or(|windows| windows.slot(block).is_some())
+    }
+
+    /// Whether the block has a reader in layers with a window.
+    #[must_use]
+    pub fn is_read_in_window(&self, block: BlockId) -> bool {
+        self.windows.as_ref().is_none_or(|windows| windows.is_read(block))
+    }
+
+    /// Adds a reader in layers with a window, which have the block's content.
+    pub fn retain_window(&mut self, block: BlockId) {
+        if let Some(windows) = &mut self.windows {
+            windows.retain(block);
+        }
+    }
+
+    /// Takes a reader away. Without readers the slot goes to the next block that needs one.
+    pub fn release_window(&mut self, block: BlockId) {
+        if let Some(windows) = &mut self.windows {
+            windows.release(block);
+        }
+    }
+
     /// References to a block.
     #[must_use]
     pub fn ref_count(&self, block: BlockId) -> u32 {
@@ -92,6 +156,9 @@ impl BlockPool {
     /// Takes the block that was unused for longest; its old content is forgotten.
     pub fn allocate(&mut self) -> Option<BlockId> {
         let block = BlockId((self.free_head != NONE).then_some(self.free_head)?);
+        if self.windows.as_mut().is_some_and(|windows| !windows.allocate(block)) {
+            return None;
+        }
         self.unlink(block.0);
         self.blocks[block.index()].ref_count = 1;
         if let Some(cache) = &mut self.cache {
@@ -123,6 +190,9 @@ impl BlockPool {
             self.push_back(block.0);
         } else {
             self.push_front(block.0);
+            if let Some(windows) = &mut self.windows {
+                windows.forget(block);
+            }
         }
     }
 
@@ -182,11 +252,19 @@ impl BlockPool {
         self.cache.as_mut().map(PrefixCache::take_events).unwrap_or_default()
     }
 
-    /// Checks every invariant against the references of the caller, in O(blocks).
+    /// Checks every invariant against the references of the caller and, if there are window slots, its readers, in
+    /// O(blocks).
     ///
     /// # Errors
     /// A description of the first violation.
-    pub fn check_integrity(&self, references: impl Iterator<Item = BlockId>) -> Result<(), String> {
+    pub fn check_integrity(
+        &self,
+        references: impl Iterator<Item = BlockId>,
+        readers: impl Iterator<Item = BlockId>,
+    ) -> Result<(), String> {
+        if let Some(windows) = &self.windows {
+            windows.check_integrity(readers)?;
+        }
         let mut wanted = vec![0_u32; self.blocks.len()];
         for block in references {
             wanted[block.index()] += 1;
@@ -305,41 +383,75 @@ mod tests {
         #[test]
         fn references_and_free_list_stay_consistent(
             num_blocks in 1_usize..12,
-            operations in proptest::collection::vec((0_u8..5, 0_usize..64, 0_u32..4), 1..300),
+            num_slots in proptest::option::of(1_usize..12),
+            operations in proptest::collection::vec((0_u8..6, 0_usize..64, 0_u32..4), 1..300),
         ) {
             let mut pool = BlockPool::new(num_blocks, 2, true);
+            if let Some(num_slots) = num_slots {
+                pool = pool.with_window_slots(num_slots);
+            }
+            let num_free_windows = pool.num_free_windows();
             let hasher = BlockHasher::new(1);
             let root = hasher.root(None);
-            let mut held: Vec<BlockId> = Vec::new();
+            // Each with whether it is read in layers with a window.
+            let mut held: Vec<(BlockId, bool)> = Vec::new();
+            let release = |pool: &mut BlockPool, (block, is_read)| {
+                if is_read {
+                    pool.release_window(block);
+                }
+                pool.release(block);
+            };
             for (operation, pick, token) in operations {
                 let hash = hasher.child(root, &[token, token], 0);
                 match operation {
                     0 | 1 => {
-                        let before = pool.num_free();
+                        let before = pool.num_allocatable();
+                        let read: Vec<Option<u32>> =
+                            held.iter().map(|(block, _)| pool.window_slot(*block)).collect();
                         let block = pool.allocate();
                         prop_assert_eq!(block.is_some(), before > 0);
                         if let Some(block) = block {
-                            prop_assert!(!held.contains(&block), "a block in use was handed out");
-                            held.push(block);
+                            prop_assert!(!held.iter().any(|(other, _)| *other == block), "a block in use");
+                            let own = pool.window_slot(block);
+                            prop_assert_eq!(own.is_some(), num_slots.is_some());
+                            for ((other, is_read), slot) in held.iter().zip(read) {
+                                prop_assert!(!is_read || pool.window_slot(*other) == slot, "a slot in use");
+                            }
+                            held.push((block, true));
                         }
                     }
-                    2 if !held.is_empty() => pool.release(held.swap_remove(pick % held.len())),
+                    2 if !held.is_empty() => {
+                        let index = pick % held.len();
+                        release(&mut pool, held.swap_remove(index));
+                    }
                     3 if !held.is_empty() => {
-                        pool.publish(held[pick % held.len()], hash, root, &[token, token]);
+                        pool.publish(held[pick % held.len()].0, hash, root, &[token, token]);
                     }
                     4 => {
                         if let Some(block) = pool.lookup(hash, root, &[token, token]) {
                             pool.retain(block);
-                            held.push(block);
+                            let is_read = pool.has_window(block);
+                            if is_read {
+                                pool.retain_window(block);
+                            }
+                            held.push((block, is_read));
+                        }
+                    }
+                    5 if !held.is_empty() => {
+                        // The sequence has gone on.
+                        let index = pick % held.len();
+                        if std::mem::take(&mut held[index].1) {
+                            pool.release_window(held[index].0);
                         }
                     }
                     _ => {}
                 }
-                prop_assert_eq!(pool.check_integrity(held.iter().copied()), Ok(()));
+                let readers = held.iter().filter(|(_, is_read)| *is_read).map(|(block, _)| *block);
+                prop_assert_eq!(pool.check_integrity(held.iter().map(|(block, _)| *block), readers), Ok(()));
             }
-            held.drain(..).for_each(|block| pool.release(block));
-            prop_assert_eq!(pool.num_free(), num_blocks);
-            prop_assert_eq!(pool.check_integrity(std::iter::empty()), Ok(()));
+            held.drain(..).for_each(|block| release(&mut pool, block));
+            prop_assert_eq!((pool.num_free(), pool.num_free_windows()), (num_blocks, num_free_windows));
+            prop_assert_eq!(pool.check_integrity(std::iter::empty(), std::iter::empty()), Ok(()));
         }
     }
 }

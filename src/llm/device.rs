@@ -103,6 +103,14 @@ impl OpenedDevice {
         }
     }
 
+    /// Positions of keys that its attention kernels read together.
+    pub(super) fn key_tile(&self) -> usize {
+        match self {
+            Self::Gpu(_) => 64,
+            Self::Cpu(_) | Self::Reference(_) => 1,
+        }
+    }
+
     /// The fixed cost of a step, in generated tokens, for a model with this many bytes of weights.
     pub(super) fn step_cost(&self, weight_bytes: u64) -> usize {
         match self {

@@ -263,7 +263,7 @@ fn read_file(path: &Path) -> Result<(String, Map<String, Value>)> {
     let text = files::read(&path, MAX_BYTES).map_err(|error| {
         Error::io(format!("cannot read {name}, for --generation-config"), error).with_hint(hint)
     })?;
-    match serde_json::from_slice(&text) {
+    match files::json(&text) {
         Ok(Value::Object(values)) => Ok((name, values)),
         _ => Err(Error::invalid_request(format!("{name}, for --generation-config, is not a JSON object"))
             .with_hint(hint)),

@@ -28,8 +28,8 @@ use crate::ops::gpu::Gpu;
 use crate::ops::{Context, EXPANDED_GROUP, KvCache, MemoryBandwidth, measure_bandwidth};
 use crate::prefix_store::StoreOptions;
 use crate::runner::{
-    EngineLimits, ExpertDemand, ExpertWeights, MemoryDemand, MemoryPlan, ModelRunner, available_memory_bytes,
-    check_addresses, plan_memory,
+    EngineLimits, ExpertDemand, ExpertWeights, MemoryDemand, MemoryPlan, ModelRunner, WindowDemand,
+    available_memory_bytes, check_addresses, plan_memory,
 };
 use crate::tokenizer::Tokenizer;
 use crate::weights::gguf::Value;
@@ -271,10 +271,11 @@ impl Llm {
         });
         let lm = lm.map_err(with_plan)?;
         compiled.map_err(with_plan)?;
-        let kv_cache = KvCache::new(
+        let kv_cache = KvCache::with_window_blocks(
             &context,
             &opened.config.with_cached_layers(),
             engine_config.num_blocks + opened.num_spare_blocks(options),
+            engine_config.windows.map(|windows| windows.num_blocks),
             engine_config.block_size,
             kv_cache_dtype,
         )
@@ -420,6 +421,7 @@ impl OpenedModel {
         Ok(MemoryDemand {
             weight_bytes,
             kv_bytes_per_token: per_token,
+            windows: self.window_demand(options, device, per_token),
             max_position_embeddings: self.config.max_position_embeddings,
             usual_model_len: self.config.usual_model_len,
             context_hint: self.config.context_hint,
@@ -435,6 +437,21 @@ impl OpenedModel {
             prompt_group: self.config.latent_attention.is_some().then_some(EXPANDED_GROUP),
             experts: self.expert_demand(options, device)?,
         })
+    }
+
+    /// Layers whose blocks outside the window can be given back. Prefixes that are kept elsewhere have all layers, and so
+    /// have models with an MTP block.
+    fn window_demand(
+        &self,
+        options: &LlmOptions,
+        device: &OpenedDevice,
+        bytes_per_token: u64,
+    ) -> Option<WindowDemand> {
+        let (num_layers, window) = self.config.windows();
+        let is_kept = options.prefix_store.is_some() || options.kv_offload.is_some();
+        let window = window.filter(|_| !is_kept && self.config.mtp_layer().is_none())?;
+        let bytes_per_token = bytes_per_token * num_layers as u64 / self.config.num_layers.max(1) as u64;
+        Some(WindowDemand { bytes_per_token, window, tile: device.key_tile() })
     }
 
     /// The experts that may stay in a file, which only the CPU's kernels support: candle leaves all weights in the

@@ -12,6 +12,8 @@ pub struct InputBatch {
     pub positions: Vec<u32>,
     /// Rows, block tables and slots.
     pub attention: AttentionMetadata,
+    /// The same in layers with a window, if these have other blocks.
+    pub windowed: Option<AttentionMetadata>,
     /// Tokens whose logits are requested, ascending.
     pub logits_indices: Vec<usize>,
     /// The tokens, if a device has sampled them; `token_ids` then has the right length and anything in it.
@@ -24,6 +26,9 @@ impl InputBatch {
         self.token_ids.clear();
         self.positions.clear();
         self.attention.clear();
+        if let Some(windowed) = &mut self.windowed {
+            windowed.clear();
+        }
         self.logits_indices.clear();
         self.sampled = None;
     }
@@ -36,7 +41,11 @@ impl InputBatch {
     /// [`crate::ErrorKind::Internal`] otherwise: a batch is made by the engine, not by a user.
     pub fn validate(&self) -> Result<()> {
         let num_tokens = self.token_ids.len();
-        if self.positions.len() != num_tokens || self.attention.num_tokens() != num_tokens {
+        let is_other = |attention: &AttentionMetadata| attention.num_tokens() != num_tokens;
+        if self.positions.len() != num_tokens
+            || is_other(&self.attention)
+            || self.windowed.as_ref().is_some_and(is_other)
+        {
             return Err(Error::internal(format!(
                 "a step of {num_tokens} tokens has {} positions and {} slots",
                 self.positions.len(),

@@ -59,6 +59,8 @@ pub(super) struct DecoderLm<A> {
     ropes: RopeTables,
     activations: Activations,
     device_inputs: DeviceInputs,
+    /// For layers with a window.
+    window_inputs: DeviceInputs,
     /// Present if the model drafts with it.
     mtp: Option<MtpBlock<A>>,
 }
@@ -92,6 +94,7 @@ impl<A: SelfAttention> DecoderLm<A> {
             ropes: RopeTables::new(loader, config, options.max_model_len)?,
             activations: Activations::new(context, config, &limits)?,
             device_inputs: DeviceInputs::new(context, &limits, options.block_size)?,
+            window_inputs: DeviceInputs::new(context, &limits, options.block_size)?,
             mtp: config
                 .mtp_layer()
                 .map(|index| MtpBlock::load(loader, config, context, &limits, index))
@@ -112,19 +115,22 @@ impl<A: SelfAttention> CausalLm for DecoderLm<A> {
     }
 
     fn forward(&mut self, batch: &InputBatch, cache: &mut KvCache) -> Result<&Buffer> {
-        let Self { context, activations, device_inputs, mtp, .. } = self;
+        let Self { context, activations, device_inputs, window_inputs, mtp, .. } = self;
         batch.validate()?;
         let num_positions = batch.positions.iter().max().map_or(0, |position| *position as usize + 1);
         self.ropes.extend_to(num_positions)?;
         let outputs = &batch.logits_indices[..];
         let mut step = StepInputs::new(&batch.token_ids, &batch.positions, outputs, &batch.attention);
         step.sampled = batch.sampled.as_ref();
+        let windowed = batch.windowed.as_ref().map(|attention| step.with_attention(attention));
         let step = &device_inputs.upload(context, step, cache)?;
+        let windowed = windowed.map(|step| window_inputs.upload(context, step, cache)).transpose()?;
         embed(context, step, &self.embedding, self.config.embedding_scale, &mut activations.hidden)?;
         for (index, layer) in self.layers.iter().enumerate() {
             // After the last layer's attention, only tokens whose logits are requested matter.
             let is_last = index + 1 == self.layers.len();
             let only_outputs = is_last && mtp.is_none() && outputs.len() < batch.token_ids.len();
+            let step = windowed.as_ref().filter(|_| cache.is_windowed(index)).unwrap_or(step);
             let input = LayerInput { context, step, ropes: &self.ropes, layer: index, only_outputs };
             layer.forward(input, activations, cache)?;
         }

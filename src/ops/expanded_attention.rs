@@ -136,7 +136,7 @@ pub fn expanded_attention(
             queries.stride
         )));
     }
-    check_lists(metadata, cache, scratch.max_num_rows, scratch.max_model_len)
+    check_lists(metadata, cache, layer, scratch.max_num_rows, scratch.max_model_len)
         .map_err(|reason| Error::internal(format!("expanded_attention: {reason}")))?;
     let scale = scratch.scale;
     let operands = ExpandedOperands { shape, scale, queries, absorbed, cache, layer, step, keys, values };

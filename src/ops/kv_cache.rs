@@ -83,7 +83,11 @@ pub(crate) trait CacheOps: Device {
 pub struct KvCache {
     layout: KvLayout,
     num_blocks: usize,
+    /// Of layers with a window, if these have other blocks.
+    num_window_blocks: Option<usize>,
     layers: Vec<Held<LayerPools>>,
+    /// Whether each layer has a window.
+    is_windowed: Vec<bool>,
 }
 
 /// Blocks in host memory, in the device's format; the device copies them in the order of its work.
@@ -118,6 +122,7 @@ impl fmt::Debug for KvCache {
         f.debug_struct("KvCache")
             .field("layout", &self.layout)
             .field("num_blocks", &self.num_blocks)
+            .field("num_window_blocks", &self.num_window_blocks)
             .field("num_layers", &self.layers.len())
             .finish()
     }
@@ -135,21 +140,48 @@ impl KvCache {
         block_size: usize,
         dtype: KvCacheDType,
     ) -> Result<Self> {
+        Self::with_window_blocks(context, config, num_blocks, None, block_size, dtype)
+    }
+
+    /// The same with another number of blocks in layers with a window, if it is given: block numbers there are those of
+    /// [`BlockPool::window_slots`](crate::kv_cache::BlockPool::window_slots).
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_window_blocks(
+        context: &Context,
+        config: &ModelConfig,
+        num_blocks: usize,
+        num_window_blocks: Option<usize>,
+        block_size: usize,
+        dtype: KvCacheDType,
+    ) -> Result<Self> {
         let layout = layout_of(config, block_size, dtype);
-        if num_blocks == 0 || block_size == 0 {
+        if num_blocks == 0 || num_window_blocks == Some(0) || block_size == 0 {
             return Err(Error::invalid_request(format!(
                 "a KV cache of {num_blocks} blocks of {block_size} tokens cannot hold a token"
             )));
         }
         let largest = layout.k_block_bytes().max(layout.v_block_bytes()).max(row_block_bytes(&layout));
-        if largest.checked_mul(num_blocks).is_none() {
+        if largest.checked_mul(num_blocks.max(num_window_blocks.unwrap_or(0))).is_none() {
             return Err(no_memory(num_blocks, block_size, "its size overflows"));
         }
+        let is_windowed: Vec<bool> = (0..config.num_layers).map(|layer| config.has_window(layer)).collect();
+        let num_windowed = match num_window_blocks {
+            Some(_) => is_windowed.iter().filter(|is_windowed| **is_windowed).count(),
+            None => 0,
+        };
         let layers = on_device!(context.backend(), |device| {
-            let pools = device.pools(layout, num_blocks, config.num_layers)?;
-            pools.into_iter().map(|pools| Held::new(device, pools)).collect()
+            let mut others = device.pools(layout, num_blocks, config.num_layers - num_windowed)?.into_iter();
+            let windows = num_window_blocks.map(|num_blocks| device.pools(layout, num_blocks, num_windowed));
+            let mut windows = windows.transpose()?.unwrap_or_default().into_iter();
+            let own = |is_windowed: &bool| {
+                let windowed = if *is_windowed { windows.next() } else { None };
+                windowed.or_else(|| others.next()).map(|pools| Held::new(device, pools))
+            };
+            is_windowed.iter().map_while(own).collect()
         });
-        Ok(Self { layout, num_blocks, layers })
+        Ok(Self { layout, num_blocks, num_window_blocks, layers, is_windowed })
     }
 
     /// Bytes of one token in all layers of a model, including padding.
@@ -161,10 +193,33 @@ impl KvCache {
         (config.num_layers * layout.block_bytes().max(in_rows)).div_ceil(block_size)
     }
 
-    /// Blocks of each layer.
+    /// Blocks of each layer, or of those without a window.
     #[must_use]
     pub fn num_blocks(&self) -> usize {
         self.num_blocks
+    }
+
+    /// Whether layers with a window have blocks of their own.
+    #[must_use]
+    pub fn has_window_blocks(&self) -> bool {
+        self.num_window_blocks.is_some()
+    }
+
+    /// Blocks of layers with a window.
+    #[must_use]
+    pub fn num_window_blocks(&self) -> usize {
+        self.num_window_blocks.unwrap_or(self.num_blocks)
+    }
+
+    /// Whether a layer has blocks of its own, because it has a window.
+    #[must_use]
+    pub fn is_windowed(&self, layer: usize) -> bool {
+        self.has_window_blocks() && self.is_windowed.get(layer) == Some(&true)
+    }
+
+    /// Blocks of a layer.
+    pub(crate) fn num_blocks_of(&self, layer: usize) -> usize {
+        if self.is_windowed(layer) { self.num_window_blocks() } else { self.num_blocks }
     }
 
     /// Tokens in a block.
@@ -179,20 +234,36 @@ impl KvCache {
         self.layout.dtype
     }
 
-    /// Copies all layers of block `source` to block `target`.
+    /// Copies block `source` to block `target`, in all layers that do not have [blocks of their
+    /// own](Self::is_windowed).
     ///
     /// # Errors
     /// [`ErrorKind::Internal`] if one of them does not exist.
     pub fn copy_block(&mut self, source: u32, target: u32) -> Result<()> {
+        self.copy_in_layers(source, target, false)
+    }
+
+    /// The same in the other layers, by the numbers there.
+    ///
+    /// # Errors
+    /// As [`copy_block`](Self::copy_block).
+    pub fn copy_window_block(&mut self, source: u32, target: u32) -> Result<()> {
+        self.copy_in_layers(source, target, true)
+    }
+
+    fn copy_in_layers(&mut self, source: u32, target: u32, in_windows: bool) -> Result<()> {
         let (source, target) = (source as usize, target as usize);
-        if source.max(target) >= self.num_blocks {
-            return Err(Error::internal(format!(
-                "cannot copy block {source} to {target} in a cache of {} blocks",
-                self.num_blocks
-            )));
-        }
-        for layer in &mut self.layers {
-            with_held!(layer, |pools| pools.copy_block(source, target))?;
+        for layer in 0..self.layers.len() {
+            if self.is_windowed(layer) != in_windows {
+                continue;
+            }
+            let num_blocks = self.num_blocks_of(layer);
+            if source.max(target) >= num_blocks {
+                return Err(Error::internal(format!(
+                    "cannot copy block {source} to {target} in a cache of {num_blocks} blocks"
+                )));
+            }
+            with_held!(&mut self.layers[layer], |pools| pools.copy_block(source, target))?;
         }
         Ok(())
     }
@@ -309,6 +380,9 @@ impl KvCache {
     }
 
     fn check_block(&self, block: u32, num_bytes: usize) -> Result<()> {
+        if self.has_window_blocks() {
+            return Err(Error::internal("a block of layers with a window is copied with the others"));
+        }
         if block as usize >= self.num_blocks || num_bytes != self.block_bytes() {
             return Err(Error::internal(format!(
                 "{num_bytes} bytes for block {block} of a cache of {} blocks of {} bytes",

@@ -83,7 +83,7 @@ pub fn latent_kv_write(
             table.num_positions()
         )));
     }
-    let num_slots = cache.num_blocks() * layout.block_size;
+    let num_slots = cache.num_blocks_of(layer) * layout.block_size;
     if let Some(slot) = slots.iter().find(|slot| **slot >= num_slots) {
         return Err(Error::internal(format!("slot {slot} is not below the {num_slots} of the cache")));
     }

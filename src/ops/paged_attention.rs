@@ -160,17 +160,19 @@ pub(super) fn check(
     if num_decode_tokens > max_num_decode_tokens {
         return Err(format!("{num_decode_tokens} tokens by themselves are over {max_num_decode_tokens}"));
     }
-    check_lists(metadata, cache, scratch.max_num_rows, scratch.max_model_len)
+    check_lists(metadata, cache, layer, scratch.max_num_rows, scratch.max_model_len)
 }
 
 /// Checks that the batch metadata of a step is consistent and that the blocks exist.
 pub(super) fn check_lists(
     metadata: &AttentionMetadata,
     cache: &KvCache,
+    layer: usize,
     max_num_rows: usize,
     max_model_len: usize,
 ) -> Result<(), String> {
     let layout = cache.layout();
+    let num_blocks = cache.num_blocks_of(layer);
     let (num_rows, num_tokens) = (metadata.num_rows(), metadata.num_tokens());
     if metadata.query_start_loc.len() != num_rows + 1
         || metadata.block_table_starts.len() != num_rows + 1
@@ -196,8 +198,8 @@ pub(super) fn check_lists(
         if table.len() < num_used {
             return Err(format!("row {row} has {} blocks for {seq_len} tokens", table.len()));
         }
-        if let Some(block) = table[..num_used].iter().find(|block| **block as usize >= cache.num_blocks()) {
-            return Err(format!("block {block} is not below the {} of the cache", cache.num_blocks()));
+        if let Some(block) = table[..num_used].iter().find(|block| **block as usize >= num_blocks) {
+            return Err(format!("block {block} is not below the {num_blocks} of the cache"));
         }
     }
     Ok(())

@@ -62,6 +62,15 @@ impl<'a> StepInputs<'a> {
         Self { token_ids, positions, outputs, attention, sampled: None, held: None }
     }
 
+    /// The same tokens with other rows, block tables and slots, on the host.
+    #[must_use]
+    pub fn with_attention<'b>(&self, attention: &'b AttentionMetadata) -> StepInputs<'b>
+    where
+        'a: 'b,
+    {
+        StepInputs { attention, held: None, ..*self }
+    }
+
     /// Tokens of the step.
     #[must_use]
     pub fn num_tokens(&self) -> usize {

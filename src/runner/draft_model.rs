@@ -184,7 +184,13 @@ impl ModelDrafter {
             all_logits: false,
             prompt_logprobs: None,
         };
-        Step { sequences: vec![scheduled], num_steps, may_queue_next: false, may_draft_next: false }
+        Step {
+            sequences: vec![scheduled],
+            window_slots: &[],
+            num_steps,
+            may_queue_next: false,
+            may_draft_next: false,
+        }
     }
 
     /// Computes the next tokens, if the cache has space for them.

@@ -3,8 +3,8 @@
 
 use std::str::FromStr;
 
-use crate::config::EngineConfig;
-use crate::config::{SpeculativeConfig, SpeculativeMethod};
+use super::cache_blocks::{CacheBlocks, WindowDemand};
+use crate::config::{EngineConfig, SpeculativeConfig, SpeculativeMethod};
 use crate::{Error, ErrorKind, Result};
 
 /// Fraction of the memory after the weights that the KV cache may take by default, where other programs
@@ -24,6 +24,8 @@ pub struct MemoryDemand {
     pub weight_bytes: u64,
     /// Bytes of K and V for one token in all layers.
     pub kv_bytes_per_token: u64,
+    /// Layers with a window, if their blocks are counted apart.
+    pub windows: Option<WindowDemand>,
     /// The longest sequence that the model was trained for, or that its rope scaling makes possible.
     pub max_position_embeddings: usize,
     /// The longest sequence unless a longer one is requested; at most as long.
@@ -95,6 +97,15 @@ pub struct MemoryPlan {
     pub experts_in_file: bool,
 }
 
+impl MemoryDemand {
+    /// Bytes of the KV cache of this configuration.
+    #[must_use]
+    pub fn kv_cache_bytes(&self, config: &EngineConfig) -> u64 {
+        let num_blocks = CacheBlocks { num_blocks: config.num_blocks, windows: config.windows };
+        num_blocks.num_bytes(self, config.block_size)
+    }
+}
+
 impl MemoryPlan {
     /// The memory plan, for callers that report less than was requested.
     #[must_use]
@@ -108,7 +119,7 @@ impl MemoryPlan {
              contexts of {max_model_len}",
             mebibytes(demand.available_bytes),
             mebibytes(demand.weight_bytes.saturating_sub(in_file_bytes)),
-            mebibytes(demand.kv_bytes_per_token.saturating_mul(tokens as u64)),
+            mebibytes(demand.kv_cache_bytes(&self.engine)),
         )
     }
 }
@@ -284,11 +295,8 @@ fn plan_with(
         None => DEFAULT_FRACTION,
     };
     let budget = limits.kv_cache_memory_bytes.unwrap_or((left as f64 * fraction) as u64);
-    let block_bytes = demand.kv_bytes_per_token.max(1).saturating_mul(limits.block_size as u64);
-    let affordable = usize::try_from(budget / block_bytes).unwrap_or(usize::MAX);
     let longest = limits.max_model_len.unwrap_or(demand.usual_model_len);
-    let useful = longest.div_ceil(limits.block_size).saturating_mul(limits.max_num_seqs.max(1));
-    let num_blocks = affordable.min(useful).min(u32::MAX as usize / limits.block_size);
+    let CacheBlocks { num_blocks, windows } = CacheBlocks::plan(demand, limits, budget, longest);
     let capacity = num_blocks * limits.block_size;
     let max_model_len = match limits.max_model_len {
         Some(wanted) if wanted > capacity => {
@@ -296,7 +304,7 @@ fn plan_with(
                 ErrorKind::Capacity,
                 format!(
                     "--max-model-len {wanted} needs {} of KV cache, but it has {}, {capacity} tokens",
-                    size(demand.kv_bytes_per_token.saturating_mul(wanted as u64)),
+                    size(CacheBlocks::least_bytes(demand, limits, wanted)),
                     size(budget)
                 ),
             )
@@ -311,6 +319,7 @@ fn plan_with(
         max_num_batched_tokens: limits.max_num_batched_tokens.unwrap_or(demand.useful_batched_tokens),
         block_size: limits.block_size,
         num_blocks,
+        windows,
         enable_prefix_caching: limits.enable_prefix_caching,
         num_scheduler_steps: limits.num_scheduler_steps,
         max_num_requests: 1_024,
@@ -330,7 +339,7 @@ fn plan_with(
             format!(
                 "the KV cache of {} holds {capacity} tokens, in blocks of {}",
                 size(budget),
-                size(block_bytes)
+                size(demand.kv_bytes_per_token.saturating_mul(limits.block_size as u64))
             ),
         )
         .with_hint("raise --kv-cache-memory-bytes"));
@@ -358,6 +367,7 @@ mod tests {
     const DEMAND: MemoryDemand = MemoryDemand {
         weight_bytes: 600 << 20,
         kv_bytes_per_token: 22 << 10,
+        windows: None,
         max_position_embeddings: 2_048,
         usual_model_len: 2_048,
         context_hint: None,

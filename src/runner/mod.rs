@@ -1,6 +1,7 @@
 //! Turns the plan of a step into tensors, runs the model and samples.
 
 mod available_memory;
+mod cache_blocks;
 mod draft_model;
 mod memory;
 mod model_runner;
@@ -9,6 +10,7 @@ mod probe;
 mod step;
 
 pub use available_memory::{available_memory_bytes, check_addresses};
+pub use cache_blocks::WindowDemand;
 pub use draft_model::DraftModel;
 pub use memory::{EngineLimits, ExpertDemand, ExpertWeights, MemoryDemand, MemoryPlan, plan_memory};
 pub use model_runner::ModelRunner;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::mtp::Predictions;
 use super::{DraftRequest, Runner, ScheduledSequence, SequenceOutput, Step};
 use crate::models::{CausalLm, InputBatch};
-use crate::ops::{DeviceSampler, KvCache, RowMode, SampleParams};
+use crate::ops::{AttentionMetadata, DeviceSampler, KvCache, RowMode, SampleParams};
 use crate::sampling::{SampledToken, Sampler, SamplerInput};
 use crate::scheduler::SeqId;
 use crate::speculation::Draft;
@@ -69,6 +69,7 @@ impl ModelRunner {
         let mut batch = InputBatch::default();
         // Block tables grow while sequences generate; their memory is here before.
         batch.attention.block_tables.reserve(kv_cache.num_blocks());
+        batch.windowed = kv_cache.has_window_blocks().then(|| batch.attention.clone());
         let device_sampler = DeviceSampler::new(model.context())?;
         Ok(Self {
             model,
@@ -96,47 +97,66 @@ impl ModelRunner {
 
     /// The first forward pass, with all rows.
     fn prepare(&mut self, step: &Step<'_>) {
-        self.batch.clear();
-        self.batch.attention.block_size = self.kv_cache.block_size();
+        self.clear_batch();
         for scheduled in &step.sequences {
             let first = self.batch.token_ids.len();
             let end = scheduled.start + scheduled.len;
             let mode = RowMode::of(scheduled.len - scheduled.draft.num_tokens);
-            self.push_row(scheduled, scheduled.start, &scheduled.token_ids[scheduled.start..end], mode);
+            let token_ids = &scheduled.token_ids[scheduled.start..end];
+            self.push_row(step, scheduled, scheduled.start, token_ids, mode);
             self.batch.logits_indices.extend(scheduled.rows_with_logits().map(|row| first + row));
         }
     }
 
     /// A further pass: one new token for each row, whose id may be unknown to the host.
     fn prepare_next(&mut self, step: &Step<'_>, offset: usize) {
-        self.batch.clear();
-        self.batch.attention.block_size = self.kv_cache.block_size();
+        self.clear_batch();
         for scheduled in &step.sequences {
             self.batch.logits_indices.push(self.batch.token_ids.len());
             let position = scheduled.start + scheduled.len - 1 + offset;
-            self.push_row(scheduled, position, &[0], RowMode::Decode);
+            self.push_row(step, scheduled, position, &[0], RowMode::Decode);
+        }
+    }
+
+    fn clear_batch(&mut self) {
+        self.batch.clear();
+        let block_size = self.kv_cache.block_size();
+        self.batch.attention.block_size = block_size;
+        if let Some(windowed) = &mut self.batch.windowed {
+            windowed.block_size = block_size;
         }
     }
 
     fn push_row(
         &mut self,
+        step: &Step<'_>,
         scheduled: &ScheduledSequence<'_>,
         start: usize,
         token_ids: &[u32],
         mode: RowMode,
     ) {
         let block_size = self.kv_cache.block_size();
+        let num_window_blocks = self.kv_cache.num_window_blocks() as u32;
         let end = start + token_ids.len();
         let batch = &mut self.batch;
         batch.token_ids.extend_from_slice(token_ids);
-        for position in start..end {
-            batch.positions.push(position as u32);
-            let block = scheduled.block_table[position / block_size].index();
-            batch.attention.slot_mapping.push(block * block_size + position % block_size);
+        batch.positions.extend((start..end).map(|position| position as u32));
+        let num_grouped_tokens = scheduled.num_grouped_tokens;
+        let push = |attention: &mut AttentionMetadata, block: &dyn Fn(usize) -> u32| {
+            let slot = |position| block(position / block_size) as usize * block_size + position % block_size;
+            attention.slot_mapping.extend((start..end).map(slot));
+            attention.push(start..end, num_grouped_tokens, mode, block);
+        };
+        push(&mut batch.attention, &|index| scheduled.block_table[index].0);
+        if let Some(windowed) = &mut batch.windowed {
+            let slot_of = |index: usize| {
+                let slot = step.window_slots.get(scheduled.block_table[index].index()).copied();
+                let slot = slot.filter(|slot| *slot < num_window_blocks);
+                // Before the window there are blocks without a slot, which are not read.
+                slot.unwrap_or(if index < start / block_size { 0 } else { u32::MAX })
+            };
+            push(windowed, &slot_of);
         }
-        batch
-            .attention
-            .push(start..end, scheduled.num_grouped_tokens, mode, |index| scheduled.block_table[index].0);
     }
 }
 
@@ -144,6 +164,9 @@ impl Runner for ModelRunner {
     fn execute(&mut self, step: &Step<'_>) -> Result<Vec<SequenceOutput>> {
         for copy in step.sequences.iter().filter_map(|scheduled| scheduled.copy) {
             self.kv_cache.copy_block(copy.source.0, copy.target.0)?;
+            if let Some((source, target)) = copy.window_slots {
+                self.kv_cache.copy_window_block(source, target)?;
+            }
         }
         let is_on_device = self.device_sampler.is_some() && step.sequences.iter().all(can_sample_on_device);
         let outputs = if is_on_device { self.execute_on_device(step) } else { self.execute_on_host(step) }?;

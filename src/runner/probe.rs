@@ -57,6 +57,7 @@ impl ModelRunner {
             let begun = Instant::now();
             self.execute(&Step {
                 sequences: vec![scheduled],
+                window_slots: &[],
                 num_steps: 1,
                 may_queue_next: false,
                 may_draft_next: false,

@@ -12,6 +12,9 @@ use crate::speculation::Draft;
 pub struct Step<'a> {
     /// Scheduled sequences; their copies are carried out in order before anything is computed.
     pub sequences: Vec<ScheduledSequence<'a>>,
+    /// For each block its slot in layers with a window, if these have fewer blocks; otherwise empty. Blocks that no
+    /// sequence reads there have a number that is no slot.
+    pub window_slots: &'a [u32],
     /// Tokens to generate for each sequence. Above 1 only if every sequence has one token and one sample.
     pub num_steps: usize,
     /// Whether the runner may queue the token after that of each sequence before these are read (see

@@ -58,7 +58,7 @@ impl Scheduler {
             self.config.max_num_logits().saturating_sub(num_logits),
             self.max_drafted_step.saturating_sub(num_tokens),
             // What others of the step need in the next one stays free.
-            self.pool.num_free().saturating_sub(output.sequences.len()) * self.config.block_size,
+            self.pool.num_allocatable().saturating_sub(output.sequences.len()) * self.config.block_size,
             self.max_beside_other_clients(output),
         ]
         .into_iter()

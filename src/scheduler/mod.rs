@@ -16,6 +16,7 @@ mod restore;
 mod sequence;
 mod step;
 mod turns;
+mod windows;
 
 use std::collections::HashMap;
 
@@ -77,8 +78,12 @@ impl Scheduler {
     /// a step holds a token of every sequence.
     #[must_use]
     pub fn new(config: EngineConfig, hash_key: u64) -> Self {
+        let pool = BlockPool::new(config.num_blocks, config.block_size, config.enable_prefix_caching);
         Self {
-            pool: BlockPool::new(config.num_blocks, config.block_size, config.enable_prefix_caching),
+            pool: match config.windows {
+                Some(windows) => pool.with_window_slots(windows.num_blocks),
+                None => pool,
+            },
             hasher: BlockHasher::new(hash_key),
             sequences: HashMap::new(),
             queue: FairQueue::default(),
@@ -229,6 +234,7 @@ impl Scheduler {
                 num_preemptions: 0,
                 max_len: spec.max_len,
                 block_table: Vec::new(),
+                first_window_block: 0,
                 cache_root,
                 block_hashes: Vec::new(),
                 num_published_blocks: 0,
@@ -255,6 +261,7 @@ impl Scheduler {
         sequence.num_computed_tokens = planned.start + num_given + new_token_ids.len().saturating_sub(1);
         self.queue.charge(sequence.client, OUTPUT_TOKEN * new_token_ids.len() as u64);
         self.publish(planned.seq);
+        self.leave_window(planned.seq);
     }
 
     /// Records that the runner already computes the next token of each row of this plan, as a [queued
@@ -270,14 +277,15 @@ impl Scheduler {
         let Some(source) = self.sequences.get_mut(&leader) else { return };
         source.forks.retain(|id| *id != fork);
         self.num_reserved_permits -= 1;
-        let block_table = source.block_table.clone();
+        let (block_table, first_window_block) = (source.block_table.clone(), source.first_window_block);
         let block_hashes = source.block_hashes.clone();
         let (num_computed, num_cached) = (source.num_prompt_tokens, source.num_cached_tokens);
         let prefix_miss = source.prefix_miss;
         let num_published = source.num_published_blocks;
         let Some(sequence) = self.sequences.get_mut(&fork) else { return };
         block_table.iter().for_each(|block| self.pool.retain(*block));
-        sequence.block_table = block_table;
+        block_table.iter().skip(first_window_block).for_each(|block| self.pool.retain_window(*block));
+        (sequence.block_table, sequence.first_window_block) = (block_table, first_window_block);
         sequence.block_hashes = block_hashes;
         sequence.num_published_blocks = num_published;
         sequence.num_computed_tokens = num_computed;
@@ -363,7 +371,8 @@ impl Scheduler {
     /// A description of the first violation.
     pub fn check_integrity(&self) -> Result<(), String> {
         let references = self.sequences.values().flat_map(|sequence| sequence.block_table.iter().copied());
-        self.pool.check_integrity(references)?;
+        let readers = self.sequences.values().flat_map(Sequence::window_blocks).copied();
+        self.pool.check_integrity(references, readers)?;
         let permits = self.running.iter().map(|id| self.sequences[id].forks.len()).sum::<usize>();
         if permits != self.num_reserved_permits {
             return Err(format!("{} permits reserved, but {permits} forks wait", self.num_reserved_permits));
@@ -394,7 +403,7 @@ impl Scheduler {
         let sequence = &self.sequences[&id];
         let wanted = self.blocks_for(sequence.num_computed_tokens + num_tokens);
         let missing = wanted.saturating_sub(sequence.block_table.len());
-        missing + usize::from(self.shared_block(sequence).is_some()) <= self.pool.num_free()
+        missing + usize::from(self.shared_block(sequence).is_some()) <= self.pool.num_allocatable()
     }
 
     /// Extends the block table for the next `num_tokens` tokens. If the first of them goes into a block
@@ -408,8 +417,10 @@ impl Scheduler {
         if let Some(index) = shared {
             let target = self.pool.allocate()?;
             let source = std::mem::replace(&mut sequence.block_table[index], target);
+            let window_slots = self.pool.window_slot(source).zip(self.pool.window_slot(target));
+            self.pool.release_window(source);
             self.pool.release(source);
-            copy = Some(BlockCopy { source, target });
+            copy = Some(BlockCopy { source, target, window_slots });
         }
         while sequence.block_table.len() < wanted {
             sequence.block_table.push(self.pool.allocate()?);
@@ -443,6 +454,7 @@ impl Scheduler {
                 None => break,
             }
         }
+        found.truncate(self.readable_prefix(&found));
         found
     }
 
@@ -486,9 +498,12 @@ impl Scheduler {
         sequence.num_published_blocks = num_full.max(sequence.num_published_blocks);
     }
 
-    /// Gives all blocks back, the last first, so that the beginning of a prefix is evicted last.
+    /// Gives all blocks back, the last first, so that the beginning of a prefix is evicted last. In layers with a window,
+    /// it is the last block that is evicted last, since no prefix is found without it.
     fn release_blocks(&mut self, id: SeqId) {
         if let Some(sequence) = self.sequences.get_mut(&id) {
+            sequence.window_blocks().iter().for_each(|block| self.pool.release_window(*block));
+            sequence.first_window_block = 0;
             for block in std::mem::take(&mut sequence.block_table).into_iter().rev() {
                 self.pool.release(block);
             }

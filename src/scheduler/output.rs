@@ -10,6 +10,8 @@ pub struct BlockCopy {
     pub source: BlockId,
     /// Written; belongs to this sequence alone.
     pub target: BlockId,
+    /// The same in layers with a window, by their slots, if these are others.
+    pub window_slots: Option<(u32, u32)>,
 }
 
 /// Planned tokens of a sequence: `start..start + len`.

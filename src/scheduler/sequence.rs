@@ -87,6 +87,8 @@ pub struct Sequence {
     pub(super) num_preemptions: usize,
     pub(super) max_len: usize,
     pub(super) block_table: Vec<BlockId>,
+    /// Of these the first one that it reads in layers with a window.
+    pub(super) first_window_block: usize,
     /// The name of the empty prefix.
     pub(super) cache_root: BlockHash,
     /// Names of the sequence's full blocks, as far as they have been computed.
@@ -159,6 +161,12 @@ impl Sequence {
     #[must_use]
     pub fn block_table(&self) -> &[BlockId] {
         &self.block_table
+    }
+
+    /// Those of them that it may still read in layers with a window.
+    #[must_use]
+    pub fn window_blocks(&self) -> &[BlockId] {
+        self.block_table.get(self.first_window_block..).unwrap_or_default()
     }
 
     /// Tokens whose K and V are in the cache.

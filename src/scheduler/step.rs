@@ -81,6 +81,8 @@ impl MostServed {
 pub(super) struct Holding {
     num_permits: usize,
     num_blocks: usize,
+    /// Blocks in layers with a window, if these have fewer.
+    num_window_blocks: usize,
 }
 
 impl std::ops::Add for Holding {
@@ -90,6 +92,7 @@ impl std::ops::Add for Holding {
         Self {
             num_permits: self.num_permits + other.num_permits,
             num_blocks: self.num_blocks + other.num_blocks,
+            num_window_blocks: self.num_window_blocks + other.num_window_blocks,
         }
     }
 }
@@ -327,6 +330,8 @@ impl Scheduler {
         let prefix_miss = self.explain_miss(&self.sequences[&id], cached.len());
         cached.iter().for_each(|block| self.pool.retain(*block));
         let num_cached_tokens = cached.len() * self.config.block_size;
+        let first_window_block = self.first_window_block(num_cached_tokens);
+        cached[first_window_block..].iter().for_each(|block| self.pool.retain_window(*block));
         self.charge_prompt(id, num_cached_tokens, CACHED_TOKEN);
         let sequence = self.sequences.get_mut(&id)?;
         self.queue.take_permits(client, 1 + sequence.forks.len());
@@ -342,7 +347,7 @@ impl Scheduler {
         sequence.status = SequenceStatus::Running;
         sequence.num_published_blocks = cached.len();
         sequence.num_computed_tokens = num_cached_tokens;
-        sequence.block_table = cached;
+        (sequence.block_table, sequence.first_window_block) = (cached, first_window_block);
         let sequence = &self.sequences[&id];
         let num_tokens = sequence.num_uncomputed_tokens().min(plan.token_limit(sequence, 0)).min(allowance);
         self.add_to_plan(id, 0, num_tokens, plan);
@@ -363,11 +368,16 @@ impl Scheduler {
             return None;
         }
         let cached = self.find_cached_blocks(id);
-        let wanted = self.blocks_for(self.sequences[&id].token_ids().len()) - cached.len();
+        let num_blocks = self.blocks_for(self.sequences[&id].token_ids().len());
+        let wanted = num_blocks - cached.len();
         let reusable = cached.iter().filter(|block| self.pool.ref_count(**block) == 0).count();
         let watermark = if taken == 0 { 0 } else { self.config.num_blocks / 100 + taken };
         let has_blocks = self.pool.num_free() >= wanted + reusable + watermark + promised.num_blocks;
-        has_blocks.then_some(cached)
+        let wanted = self
+            .num_window_blocks(num_blocks, cached.len())
+            .saturating_sub(self.num_shared_in_window(&cached));
+        let has_windows = self.pool.num_free_windows() >= wanted + taken + promised.num_window_blocks;
+        (has_blocks && has_windows).then_some(cached)
     }
 
     /// Adds to a sequence's row, or begins it if none of its tokens are planned; the caller has checked the blocks.
@@ -478,7 +488,7 @@ impl Scheduler {
             let have = self.sequences[&planned.seq].block_table.len();
             self.blocks_for(planned.start + num_steps).saturating_sub(have)
         };
-        if output.sequences.iter().map(missing).sum::<usize>() > self.pool.num_free() {
+        if output.sequences.iter().map(missing).sum::<usize>() > self.pool.num_allocatable() {
             return 1;
         }
         for planned in &output.sequences {
@@ -525,6 +535,7 @@ impl Scheduler {
             let left = Holding {
                 num_permits: holding.num_permits - sequence.num_permits(),
                 num_blocks: holding.num_blocks - sequence.block_table.len(),
+                num_window_blocks: holding.num_window_blocks - self.num_held_in_windows(sequence),
             };
             let wanted = self.holding(client, scope, holdings) + self.wish(id);
             let may_give = !is_less_served
@@ -589,9 +600,12 @@ impl Scheduler {
     fn holdings(&self) -> Holdings {
         let (mut of_clients, mut of_groups) = (HashMap::new(), HashMap::new());
         for sequence in self.running.iter().map(|id| &self.sequences[id]) {
-            let more =
-                // Blocks that several share count for each.
-                Holding { num_permits: sequence.num_permits(), num_blocks: sequence.block_table.len() };
+            // Blocks that several share count for each.
+            let more = Holding {
+                num_permits: sequence.num_permits(),
+                num_blocks: sequence.block_table.len(),
+                num_window_blocks: self.num_held_in_windows(sequence),
+            };
             let group = self.queue.group(sequence.client);
             for holding in [of_clients.entry(sequence.client), of_groups.entry(group)] {
                 let holding: &mut Holding = holding.or_default();
@@ -624,17 +638,18 @@ impl Scheduler {
     /// The resources of a waiting sequence, without cached blocks.
     fn wish(&self, id: SeqId) -> Holding {
         let sequence = &self.sequences[&id];
-        Holding {
-            num_permits: sequence.num_permits(),
-            num_blocks: self.blocks_for(sequence.token_ids().len()),
-        }
+        let num_blocks = self.blocks_for(sequence.token_ids().len());
+        let num_window_blocks = self.num_window_blocks(num_blocks, 0);
+        Holding { num_permits: sequence.num_permits(), num_blocks, num_window_blocks }
     }
 
     /// The larger fraction of all permits and of all blocks, over the weight.
     fn level(&self, client: ClientId, holding: Holding, scope: Scope) -> u64 {
         let part = |part: usize, whole: usize| ((part as u64) << 24) * WEIGHT_UNIT / whole.max(1) as u64;
         let permits = part(holding.num_permits, self.config.max_num_seqs);
-        permits.max(part(holding.num_blocks, self.config.num_blocks)) / self.weight(client, scope)
+        let blocks = part(holding.num_blocks, self.config.num_blocks);
+        let windows = part(holding.num_window_blocks, self.num_all_window_blocks());
+        permits.max(blocks).max(windows) / self.weight(client, scope)
     }
 
     /// Whether this and the current resources exceed the share, which is the fraction of the weight among those of all
@@ -645,6 +660,7 @@ impl Scheduler {
         let is_over = |part: usize, whole: usize| part as u64 * holdings.weight > whole as u64 * weight;
         is_over(holding.num_permits, self.config.max_num_seqs)
             || is_over(holding.num_blocks, self.config.num_blocks)
+            || is_over(holding.num_window_blocks, self.num_all_window_blocks())
     }
 
     /// Reports to the queue which clients needed more of the step.

@@ -158,7 +158,7 @@ fn read_text(path: &Path) -> Result<Option<String>> {
 /// The contents of a file, or null if there is none.
 fn read_json(path: &Path) -> Result<Value> {
     let Some(text) = read_text(path)? else { return Ok(Value::Null) };
-    serde_json::from_str(&text)
+    files::json(text.as_bytes())
         .map_err(|error| Error::invalid_model(format!("{}: {error}", path.display())).with_source(error))
 }
 

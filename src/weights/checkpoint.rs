@@ -430,7 +430,7 @@ fn read_json(path: &Path) -> Result<Option<Value>> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(Error::io(doing, error)),
     };
-    let value: Value = serde_json::from_slice(&text).map_err(|error| {
+    let value: Value = files::json(&text).map_err(|error| {
         Error::invalid_model(format!("{} is not JSON: {error}", path.display())).with_source(error)
     })?;
     if !value.is_object() {

@@ -338,7 +338,7 @@ fn parse_header(bytes: &[u8]) -> Result<Vec<StoredTensor>> {
 fn read_index(path: &Path) -> Result<Index> {
     let doing = format!("cannot read {}", path.display());
     let text = files::read(path, MAX_INDEX_BYTES).map_err(|error| Error::io(&doing, error))?;
-    let index: Index = serde_json::from_slice(&text).map_err(|error| {
+    let index: Index = files::json(&text).map_err(|error| {
         Error::invalid_model(format!("{} is wrong: {error}", path.display())).with_source(error)
     })?;
     if index.weight_map.is_empty() {

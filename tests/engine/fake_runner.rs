@@ -5,6 +5,7 @@
 //! wrongly, overwritten, or used before it is computed changes the output. A token that was computed in
 //! another way than it should be, in a group of a prompt or by itself, ends the test.
 
+use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -67,6 +68,8 @@ pub(crate) struct FakeRunner {
     config: EngineConfig,
     /// Of each slot the token, its position, and whether it was computed in a group.
     slots: Vec<Option<(u32, usize, bool)>>,
+    /// The same in layers with a window, if these have blocks of their own.
+    windows: Vec<Option<(u32, usize, bool)>>,
     sampler: Sampler,
     /// Fail the step with this number, if any.
     pub(crate) fail_at: Option<u64>,
@@ -80,13 +83,14 @@ pub(crate) struct FakeRunner {
     /// How many steps it queued.
     pub(crate) num_queued: Arc<AtomicUsize>,
     /// Sequences with tokens in steps after which it was not to draft.
-    with_gaps: std::collections::HashSet<SeqId>,
+    with_gaps: HashSet<SeqId>,
 }
 
 impl FakeRunner {
     pub(crate) fn new(config: &EngineConfig) -> Self {
         Self {
             slots: vec![None; config.kv_cache_tokens()],
+            windows: vec![None; config.windows.map_or(0, |own| own.num_blocks * config.block_size)],
             config: config.clone(),
             sampler: Sampler::default(),
             fail_at: None,
@@ -95,7 +99,7 @@ impl FakeRunner {
             percent_right: None,
             queued: Vec::new(),
             num_queued: Arc::default(),
-            with_gaps: std::collections::HashSet::new(),
+            with_gaps: HashSet::new(),
         }
     }
 }
@@ -106,8 +110,47 @@ impl FakeRunner {
         scheduled.block_table[position / block_size].index() * block_size + position % block_size
     }
 
+    /// The slot in layers with a window, if these have blocks of their own.
+    fn window_slot(
+        &self,
+        step: &Step<'_>,
+        scheduled: &ScheduledSequence<'_>,
+        position: usize,
+    ) -> Option<usize> {
+        self.config.windows?;
+        let block_size = self.config.block_size;
+        let block = scheduled.block_table[position / block_size];
+        Some(step.window_slots[block.index()] as usize * block_size + position % block_size)
+    }
+
+    fn write(
+        &mut self,
+        step: &Step<'_>,
+        scheduled: &ScheduledSequence<'_>,
+        position: usize,
+        content: (u32, bool),
+    ) {
+        let content = Some((content.0, position, content.1));
+        let slot = self.slot(scheduled, position);
+        self.slots[slot] = content;
+        if let Some(slot) = self.window_slot(step, scheduled, position) {
+            self.windows[slot] = content;
+        }
+    }
+
     /// The first `len` tokens of the sequence, as the cache has them.
-    fn read(&self, scheduled: &ScheduledSequence<'_>, len: usize) -> Vec<u32> {
+    fn read(&self, step: &Step<'_>, scheduled: &ScheduledSequence<'_>, len: usize) -> Vec<u32> {
+        if let Some(windows) = self.config.windows {
+            for position in len.saturating_sub(windows.window)..len {
+                let slot = self.window_slot(step, scheduled, position).unwrap_or_default();
+                assert_eq!(
+                    self.windows[slot],
+                    self.slots[self.slot(scheduled, position)],
+                    "{position} of {len} in a window of {}",
+                    windows.window
+                );
+            }
+        }
         let read = |position| {
             let content = self.slots[self.slot(scheduled, position)].expect("an empty slot was read");
             let (token, at, is_grouped) = content;
@@ -151,21 +194,28 @@ impl Runner for FakeRunner {
             for offset in 0..block_size {
                 let content = self.slots[copy.source.index() * block_size + offset];
                 self.slots[copy.target.index() * block_size + offset] = content;
+                if let Some((source, target)) = copy.window_slots {
+                    let content = self.windows[source as usize * block_size + offset];
+                    self.windows[target as usize * block_size + offset] = content;
+                }
             }
+            assert_eq!(copy.window_slots.is_some(), self.config.windows.is_some());
         }
         let slot = |scheduled: &ScheduledSequence<'_>, position: usize| {
             scheduled.block_table[position / block_size].index() * block_size + position % block_size
         };
-        let mut written = std::collections::HashSet::new();
+        let (mut written, mut written_in_windows) = (HashSet::new(), HashSet::new());
         let mut outputs = Vec::new();
         // All rows write before any row reads, as in a real layer.
         for scheduled in &step.sequences {
             assert!(scheduled.len > 0 && scheduled.start + scheduled.len <= scheduled.token_ids.len());
             for position in scheduled.start..scheduled.start + scheduled.len {
                 assert!(written.insert(slot(scheduled, position)), "two rows write one slot");
+                if let Some(slot) = self.window_slot(step, scheduled, position) {
+                    assert!(written_in_windows.insert(slot), "two rows write one slot of a window");
+                }
                 let is_grouped = position < scheduled.num_grouped_tokens;
-                self.slots[slot(scheduled, position)] =
-                    Some((scheduled.token_ids[position], position, is_grouped));
+                self.write(step, scheduled, position, (scheduled.token_ids[position], is_grouped));
             }
             for input in &scheduled.samples {
                 let num_prompt_tokens = input.prompt_token_ids.len();
@@ -193,7 +243,7 @@ impl Runner for FakeRunner {
             }
             // With a draft, further draws read the drafted tokens, up to the first wrong one.
             for index in 1..=scheduled.draft.num_tokens {
-                let read = self.read(scheduled, scheduled.start + index);
+                let read = self.read(step, scheduled, scheduled.start + index);
                 let token = self.sampler.sample(&logits(&read), &scheduled.input(index - 1));
                 let is_right = token.as_ref().map(|token| token.token_id) == scheduled.drafted(index - 1);
                 samples[0].push(token);
@@ -216,9 +266,9 @@ impl Runner for FakeRunner {
                         "a multi-step of something else"
                     );
                     let position = tokens.len() - 1;
-                    self.slots[slot(scheduled, position)] = Some((tokens[position], position, false));
+                    self.write(step, scheduled, position, (tokens[position], false));
                 }
-                let read = self.read(scheduled, tokens.len());
+                let read = self.read(step, scheduled, tokens.len());
                 let mut last = 0;
                 for (index, samples) in samples.iter_mut().enumerate() {
                     // After a draft that was right all along there is one more draw.
@@ -251,7 +301,7 @@ impl Runner for FakeRunner {
         if step.may_queue_next && self.may_queue_next && !self.num_steps.is_multiple_of(5) {
             for (scheduled, output) in step.sequences.iter().zip(&outputs) {
                 let token = output.samples[0][0].as_ref().map_or(0, |token| token.token_id);
-                self.slots[slot(scheduled, scheduled.start + 1)] = Some((token, scheduled.start + 1, false));
+                self.write(step, scheduled, scheduled.start + 1, (token, false));
                 self.queued.push((scheduled.seq, scheduled.start + 1));
             }
             self.num_queued.fetch_add(1, Ordering::Relaxed);

@@ -11,6 +11,7 @@ mod own_drafts;
 mod pace;
 mod prompts;
 mod rule;
+mod windows;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,8 +20,7 @@ use std::sync::atomic::Ordering;
 use fake_runner::{EOS, FakeRunner, VOCAB_SIZE, logits, reference};
 use proptest::prelude::*;
 use rule::Rule;
-use tinyvllm::config::EngineConfig;
-use tinyvllm::config::{SpeculativeConfig, SpeculativeMethod};
+use tinyvllm::config::{EngineConfig, SpeculativeConfig, SpeculativeMethod, WindowLimits};
 use tinyvllm::engine::{
     ClientId, Engine, EngineCore, Event, EventSink, FinishReason, ModelLimits, PromptProgress, Request,
     RequestId, Weight,
@@ -164,12 +164,13 @@ fn arrival() -> impl Strategy<Value = Arrival> {
 fn config() -> impl Strategy<Value = EngineConfig> {
     let speculative = proptest::sample::select(vec![0_usize, 0, 1, 3, 8]);
     let switches = (1_usize..6, any::<bool>(), 0_usize..6, proptest::option::of(1_usize..7), speculative);
-    (1_usize..7, 1_usize..8, 4_usize..24, 0_usize..24, switches).prop_map(
-        |(block_size, max_num_seqs, tokens, extra_blocks, switches)| {
+    let windows = proptest::option::of((1_usize..20, 1_usize..6, 0_usize..12));
+    (1_usize..7, 1_usize..8, 4_usize..24, 0_usize..24, switches, windows).prop_map(
+        |(block_size, max_num_seqs, tokens, extra_blocks, switches, windows)| {
             let (num_scheduler_steps, enable_prefix_caching, step_cost, prompt_group, num_speculative_tokens) =
                 switches;
             let method = SpeculativeMethod::Suffix;
-            EngineConfig {
+            let mut config = EngineConfig {
                 max_model_len: 60,
                 max_num_seqs: max_num_seqs.max(3),
                 max_num_batched_tokens: tokens.max(max_num_seqs.max(3)),
@@ -181,7 +182,13 @@ fn config() -> impl Strategy<Value = EngineConfig> {
                 step_cost,
                 prompt_group,
                 speculative: SpeculativeConfig { method, num_speculative_tokens, is_adaptive: step_cost > 2 },
-            }
+                windows: None,
+            };
+            config.windows = windows.map(|(window, tile, more)| {
+                let windows = WindowLimits { window, tile, num_blocks: 0 };
+                WindowLimits { num_blocks: config.min_window_blocks(&windows) + more / block_size, ..windows }
+            });
+            config
         },
     )
 }

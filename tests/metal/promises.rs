@@ -7,6 +7,7 @@ use tinyvllm::engine::Request;
 use tinyvllm::hub::{ModelFiles, ResolvedModel};
 use tinyvllm::llm::{Llm, LlmOptions, NoProgress};
 use tinyvllm::ops::gpu::{ChipClass, Gpu, LIBRARIES};
+use tinyvllm::ops::{KvCache, KvCacheDType};
 use tinyvllm::runner::EngineLimits;
 use tinyvllm::sampling::SamplingParams;
 
@@ -34,6 +35,44 @@ fn same_tokens_on_tensor_cores() {
     if let Some(gpu) = Emulator::new(Variant::Fast) {
         let gpu: Arc<dyn Gpu> = Arc::new(gpu.with_timing(Timing::Late).with_class(ChipClass::Nvidia));
         schedules::same_tokens_however_they_are_scheduled(&gpu);
+    }
+}
+
+/// Layers with a window read other blocks than the others.
+#[test]
+fn same_tokens_with_few_blocks_in_windows() {
+    for fixture in ["gemma3", "gpt_oss"] {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny").join(fixture);
+        let load = |kv_cache_memory_bytes: u64| {
+            let files = ModelFiles::Folder(folder.clone());
+            let model =
+                ResolvedModel { display_name: fixture.to_owned(), files, revision: None, notice: None };
+            let mut options = LlmOptions { gpu: Some(gpu()?), ..LlmOptions::default() };
+            options.limits.max_model_len = Some(320);
+            options.limits.block_size = 16;
+            options.limits.max_num_batched_tokens = Some(64);
+            options.limits.kv_cache_memory_bytes = Some(kv_cache_memory_bytes);
+            Some(Llm::load(&model, &options, &NoProgress).unwrap())
+        };
+        let Some(whole) = load(16 << 20) else { return };
+        let params = SamplingParams {
+            max_tokens: Some(NUM_TOKENS),
+            ignore_eos: true,
+            n: 2,
+            ..SamplingParams::greedy()
+        };
+        let requests = || {
+            let prompt = |len: u32| (0..len).map(|at| (at * at * 7 + at * 13 + 5) % 240 + 3).collect();
+            [250, 70, 180].map(|len| Request::new(prompt(len), params.clone())).into()
+        };
+        let expected = tokens(&whole, requests());
+        let bytes_per_token = KvCache::bytes_per_token(whole.model_config(), 16, KvCacheDType::F16) as u64;
+        let llm = load(340 * bytes_per_token).unwrap();
+        let config = llm.engine().config();
+        assert!(whole.engine().config().windows.is_none() && config.windows.is_some(), "{config:?}");
+        for _ in 0..2 {
+            assert_eq!(tokens(&llm, requests()), expected, "{fixture}");
+        }
     }
 }
 

@@ -199,6 +199,17 @@ fn fields_inside_lists_are_reported_with_their_first_path() {
     }
 }
 
+/// Efforts are for templates that read them.
+#[test]
+fn an_effort_that_the_template_does_not_read_is_reported() {
+    let server = Server::start("--max-model-len 64");
+    let answer = server.post(CHAT, &body(CHAT, &json!({"reasoning_effort": "high"})));
+    assert_eq!(answer.header("x-ignored-fields"), Some("reasoning_effort"));
+    let request = json!({"input": "Hi", "max_output_tokens": 2, "reasoning": {"effort": "none"}});
+    let answer = server.post("/v1/responses", &request);
+    assert_eq!(answer.header("x-ignored-fields"), Some("reasoning.effort"));
+}
+
 /// Documents are for templates that read them.
 #[test]
 fn documents_that_the_template_does_not_read_are_reported() {

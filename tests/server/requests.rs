@@ -228,7 +228,17 @@ fn how_far_a_prompt_is_can_be_heard_and_asked() {
         body["return_progress"] = json!(false);
         body["cache_salt"] = json!("another");
         let silent = server.post(path, &body).events();
-        assert_eq!(silent.len(), rest.len());
+        // On a busy machine two tokens may come in one event.
+        let text = |event: &Value| {
+            let choice = &event["choices"][0];
+            [&choice["text"], &choice["delta"]["content"]]
+                .map(|text| text.as_str().unwrap_or_default())
+                .concat()
+        };
+        assert_eq!(
+            silent.iter().map(text).collect::<String>(),
+            rest.into_iter().map(text).collect::<String>()
+        );
         assert!(silent.iter().all(|event| event.get("prompt_progress").is_none()));
         body["stream"] = json!(false);
         assert!(server.post(path, &body).status == 200);

@@ -54,8 +54,9 @@ pub(super) struct Conversation {
 #[derive(Debug, Default)]
 pub(super) struct Variables {
     pub(super) values: Map<String, Value>,
-    /// Variables that the request sets itself, each with its path in the body.
-    given: Vec<(String, String)>,
+    /// The paths in the body that set variables, each with the names of these, and the receiver of the paths of which
+    /// the template reads nothing.
+    given: Vec<(String, Vec<String>)>,
     ignored: Option<Ignored>,
 }
 
@@ -69,8 +70,9 @@ impl Variables {
 
     fn report_unread(&self, chat: Option<&Chat>) {
         let Some(ignored) = &self.ignored else { return };
-        let unread = self.given.iter().filter(|(name, _)| chat.is_some_and(|chat| !chat.reads(name)));
-        unread.for_each(|(_, path)| ignored.add(path));
+        let Some(chat) = chat else { return };
+        let unread = self.given.iter().filter(|(_, names)| !names.iter().any(|name| chat.reads(name)));
+        unread.for_each(|(path, _)| ignored.add(path));
     }
 }
 
@@ -286,7 +288,7 @@ pub(super) fn template_variables(
     if let Some(given) = fields.object("chat_template_kwargs")? {
         variables.values = given.into_map()?;
         variables.values.retain(|_, value| !value.is_null());
-        let path = |name: &String| (name.clone(), format!("chat_template_kwargs.{name}"));
+        let path = |name: &String| (format!("chat_template_kwargs.{name}"), vec![name.clone()]);
         variables.given = variables.values.keys().map(path).collect();
     }
     if let Some(name) = RESERVED_VARIABLES.iter().find(|name| variables.values.contains_key(**name)) {
@@ -303,7 +305,7 @@ pub(super) fn template_variables(
             return Err(ApiError::invalid("documents", message));
         }
         if documents.as_array().is_some_and(|documents| !documents.is_empty()) {
-            variables.given.push(("documents".to_owned(), "documents".to_owned()));
+            variables.given.push(("documents".to_owned(), vec!["documents".to_owned()]));
         }
         variables.values.entry("documents").or_insert(documents);
     }
@@ -318,9 +320,12 @@ pub(super) fn template_variables(
         let message = format!("{param} and chat_template_kwargs.reasoning_effort differ; give one of them");
         return Err(ApiError::invalid(param, message));
     }
+    let mut names = vec!["reasoning_effort".to_owned()];
     if effort == "none" {
         variables.switch_thinking(false);
+        names.extend(THINKING_SWITCHES.map(str::to_owned));
     }
+    variables.given.push((param.to_owned(), names));
     variables.values.insert("reasoning_effort".to_owned(), effort.into());
     Ok(variables)
 }
