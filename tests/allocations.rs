@@ -104,6 +104,7 @@ fn allocations(runner: &mut ModelRunner, params: &SamplingParams, num_steps: usi
         prompt_logprobs: None,
     };
     let prompt = Step {
+        window_slots: &[],
         sequences: tables.iter().map(|table| row(&table[..], 0, 19)).collect(),
         num_steps: 1,
         may_queue_next: false,
@@ -111,6 +112,7 @@ fn allocations(runner: &mut ModelRunner, params: &SamplingParams, num_steps: usi
     };
     runner.execute(&prompt).unwrap();
     let step = Step {
+        window_slots: &[],
         sequences: tables.iter().map(|table| row(&table[..], 19, 1)).collect(),
         num_steps,
         may_queue_next: false,

@@ -196,9 +196,17 @@ impl BlockPool {
         }
     }
 
-    /// Makes a computed full block findable. Does nothing without a prefix cache.
+    /// Makes a computed full block findable. Does nothing without a prefix cache. A block that has the name and can no
+    /// longer be read in layers with a window loses it.
     pub fn publish(&mut self, block: BlockId, hash: BlockHash, parent: BlockHash, token_ids: &[u32]) {
         if let Some(cache) = &mut self.cache {
+            if let Some(windows) = &self.windows
+                && windows.slot(block).is_some()
+                && let Some(other) = cache.lookup(hash, parent, token_ids)
+                && windows.slot(other).is_none()
+            {
+                cache.forget(other);
+            }
             cache.publish(block, hash, parent, token_ids);
         }
     }

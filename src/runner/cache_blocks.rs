@@ -111,6 +111,9 @@ impl Sizes {
         let max_num_seqs = limits.max_num_seqs.max(1);
         let least = self.for_sequence(windows);
         let per_sequence = windows.limits(0).blocks_per_sequence(0, self.block_size);
+        if self.longest <= per_sequence {
+            return None;
+        }
         let for_sequences =
             |num: usize| per_sequence.saturating_mul(num - 1).saturating_add(least).saturating_mul(2);
         let num_others = |num_windows: usize| {

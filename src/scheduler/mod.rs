@@ -29,7 +29,7 @@ use self::fair_queue::{FairQueue, OUTPUT_TOKEN};
 use self::pace::{Load, Pace, StepTime, UntimedSteps};
 use self::sequence::Tokens;
 use crate::config::EngineConfig;
-use crate::kv_cache::{BlockHasher, BlockPool, CacheEvent};
+use crate::kv_cache::{BlockHasher, BlockMiss, BlockPool, CacheEvent};
 
 /// Running totals.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -474,7 +474,12 @@ impl Scheduler {
         match (parent, sequence.block_hashes.get(num_found)) {
             (Some(parent), Some(hash)) if num_found < num_blocks => {
                 let token_ids = &sequence.token_ids()[start..start + block_size];
-                let reason = self.pool.explain(*hash, *parent, token_ids);
+                let is_known = self.pool.lookup(*hash, *parent, token_ids).is_some();
+                let reason = match is_known {
+                    // It, or one of those before it, is gone in layers with a window.
+                    true => Some(BlockMiss::Evicted),
+                    false => self.pool.explain(*hash, *parent, token_ids),
+                };
                 reason.map_or(PrefixMiss::Disabled, |reason| PrefixMiss::Block { start, reason })
             }
             _ if self.config.enable_prefix_caching => PrefixMiss::None,

@@ -1,6 +1,7 @@
 //! Layers whose tokens attend to a window only: sequences keep their last blocks there.
 
 use tinyvllm::config::WindowLimits;
+use tinyvllm::kv_cache::BlockMiss;
 
 use super::*;
 
@@ -27,13 +28,17 @@ fn greedy(prompt: &[u32], max_tokens: usize) -> Request {
 
 /// Runs it alone and checks its tokens. Returns its cached tokens.
 fn num_cached(core: &mut EngineCore, prompt: &[u32], max_tokens: usize) -> usize {
+    run(core, prompt, max_tokens).num_cached_tokens
+}
+
+fn run(core: &mut EngineCore, prompt: &[u32], max_tokens: usize) -> Collected {
     let request = greedy(prompt, max_tokens);
     let expected = reference(prompt, &request.params, 0, 0, 240);
     let id = core.submit(request).unwrap();
     let collected = run_to_end(core).remove(&id).unwrap();
     assert_eq!(collected.tokens[&0], expected);
     assert_eq!(collected.num_preemptions, 0);
-    collected.num_cached_tokens
+    collected
 }
 
 fn prompt(first: u32, len: u32) -> Vec<u32> {
@@ -68,7 +73,10 @@ fn a_prefix_is_found_as_long_as_its_window_is_there() {
     assert!(found == 48 || found == 0, "{found}");
     // Another sequence takes the slots of all windows, while its blocks leave those of the first one in the other layers.
     num_cached(&mut core, &prompt(7, 120), 4);
-    assert_eq!(num_cached(&mut core, &first, 4), 0);
+    let gone = run(&mut core, &first, 4);
+    let reason = PrefixMiss::Block { start: 0, reason: BlockMiss::Evicted };
+    assert_eq!((gone.num_cached_tokens, gone.prefix_miss), (0, Some(reason)));
+    // Now the blocks with windows have the names.
     assert_eq!(num_cached(&mut core, &first, 4), 96);
 }
 

@@ -229,7 +229,13 @@ fn execute(
         prompt_logprobs: None,
     });
     runner
-        .execute(&Step { sequences: rows.collect(), num_steps, may_queue_next: false, may_draft_next: false })
+        .execute(&Step {
+            sequences: rows.collect(),
+            window_slots: &[],
+            num_steps,
+            may_queue_next: false,
+            may_draft_next: false,
+        })
         .unwrap()
 }
 

@@ -447,7 +447,13 @@ fn a_runner_drafts_what_the_block_predicts() {
         let len = len + token_ids.len() - known;
         let rows = vec![other.step(&other.tokens, 2 * step, 2), own.step(&token_ids, num_computed, len)];
         let outputs = runner
-            .execute(&Step { sequences: rows, num_steps: 1, may_queue_next: false, may_draft_next: true })
+            .execute(&Step {
+                sequences: rows,
+                window_slots: &[],
+                num_steps: 1,
+                may_queue_next: false,
+                may_draft_next: true,
+            })
             .unwrap();
         num_computed += len - usize::from(has_wrong);
         let sampled: Vec<u32> =
