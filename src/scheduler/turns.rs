@@ -2,8 +2,8 @@
 //!
 //! A step with many sequences of a client takes many times as long as a step with one. So a client whose sequences
 //! would make it much longer is skipped for some steps, until the others have had their fraction of the time, by
-//! weight, that its last step took (`FairQueue::round`). Starting answers may use up to a third of the machine in this
-//! way, others a quarter: a step with few rows is expensive for all.
+//! weight, that its last step took (`FairQueue::round`). Starting answers may use up to half of the machine in this
+//! way, others a third: a step with few rows is expensive for all.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,8 +23,8 @@ struct Terms {
 }
 
 /// While an answer begins, and later.
-const BEGINNING: Terms = Terms { max_growth: 2.0, price: 2.0 };
-const LATER: Terms = Terms { max_growth: 4.0, price: 3.0 };
+const BEGINNING: Terms = Terms { max_growth: 2.0, price: 1.0 };
+const LATER: Terms = Terms { max_growth: 4.0, price: 2.0 };
 
 /// A step with fewer sequences than this many times its fixed cost skips no client.
 pub(super) const SMALLEST_GROWTH: usize = BEGINNING.max_growth as usize;
