@@ -60,7 +60,7 @@ pub(super) struct DecoderLm<A> {
     activations: Activations,
     device_inputs: DeviceInputs,
     /// For layers with a window.
-    window_inputs: DeviceInputs,
+    window_inputs: Option<DeviceInputs>,
     /// Present if the model drafts with it.
     mtp: Option<MtpBlock<A>>,
 }
@@ -94,7 +94,10 @@ impl<A: SelfAttention> DecoderLm<A> {
             ropes: RopeTables::new(loader, config, options.max_model_len)?,
             activations: Activations::new(context, config, &limits)?,
             device_inputs: DeviceInputs::new(context, &limits, options.block_size)?,
-            window_inputs: DeviceInputs::new(context, &limits, options.block_size)?,
+            window_inputs: match config.windows() {
+                (0, _) => None,
+                _ => Some(DeviceInputs::new(context, &limits, options.block_size)?),
+            },
             mtp: config
                 .mtp_layer()
                 .map(|index| MtpBlock::load(loader, config, context, &limits, index))
@@ -124,7 +127,8 @@ impl<A: SelfAttention> CausalLm for DecoderLm<A> {
         step.sampled = batch.sampled.as_ref();
         let windowed = batch.windowed.as_ref().map(|attention| step.with_attention(attention));
         let step = &device_inputs.upload(context, step, cache)?;
-        let windowed = windowed.map(|step| window_inputs.upload(context, step, cache)).transpose()?;
+        let windowed = window_inputs.as_mut().zip(windowed);
+        let windowed = windowed.map(|(inputs, step)| inputs.upload(context, step, cache)).transpose()?;
         embed(context, step, &self.embedding, self.config.embedding_scale, &mut activations.hidden)?;
         for (index, layer) in self.layers.iter().enumerate() {
             // After the last layer's attention, only tokens whose logits are requested matter.
