@@ -111,6 +111,8 @@ class Experts:
     sigmoid: bool = False
     normalize: bool = False
     scale: float = 1.0
+    # The router and the experts add vectors.
+    biases: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,9 @@ class Shape:
     fused_qkv: bool = False
     fused_gate_up: bool = False
     qkv_bias: bool = False
+    output_bias: bool = False
+    # A score of each head without a value.
+    sinks: bool = False
     # The norm before feed-forward networks, if it is not ffn_norm.
     ffn_norm: str = "ffn_norm"
     # Of embeddings, scores, residuals and logits.
@@ -185,6 +190,11 @@ SHAPES = {
     "gemma3-1b": Shape(
         "gemma3", 26, 1152, 6912, 4, 262144, 32768, kv_heads=1, head_dim=256, tied=True, theta=1e6, qk_norm=True,
         post_norms=True, window=512,
+    ),
+    "gpt-oss-20b": Shape(
+        "gpt-oss", 24, 2880, 2880, 64, 201088, 131072, kv_heads=8, head_dim=64, eps=1e-5, theta=150000.0, yarn=True,
+        qkv_bias=True, output_bias=True, sinks=True, window=128, ffn_norm="post_attention_norm",
+        experts=Experts(32, 4, 2880, biases=True),
     ),
 }
 
@@ -390,6 +400,10 @@ def tensors(shape, mix):
             if experts.sigmoid:
                 yield vector(p + "exp_probs_b.bias", experts.num, 0.05)
             yield from feed_forward(p, "_exps", (experts.num,), hidden, experts.ffn, most, important, damped)
+            if experts.biases:
+                yield vector(p + "ffn_gate_inp.bias", experts.num, 0.05)
+                for which, width in (("gate", experts.ffn), ("up", experts.ffn), ("down", hidden)):
+                    yield Tensor(p + f"ffn_{which}_exps.bias", T.F32, (experts.num, width), 0.05)
             if experts.shared:
                 width = experts.shared * experts.ffn
                 yield from feed_forward(p, "_shexp", (), hidden, width, most, important, damped)
@@ -413,6 +427,10 @@ def attention(p, shape, most, important, damped):
         yield vector(p + "attn_q_norm.weight", head_dim)
         yield vector(p + "attn_k_norm.weight", head_dim)
     yield matrix(p + "attn_output.weight", most, hidden, q_dim, gain=damped)
+    if shape.output_bias:
+        yield vector(p + "attn_output.bias", hidden, 0.05)
+    if shape.sinks:
+        yield vector(p + "attn_sinks.weight", shape.heads, 1.0)
 
 
 def latent_attention(p, shape, most, damped):
@@ -501,11 +519,13 @@ def write_metadata(w, shape, mix):
         if shape.window:
             w.add_sliding_window(shape.window)
         if shape.yarn:
+            is_oss = shape.arch == "gpt-oss"
             w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-            w.add_rope_scaling_factor(16.0)
-            w.add_rope_scaling_orig_ctx_len(16384)
-            w.add_rope_scaling_yarn_log_mul(1.0)
-            w.add_float32(f"{shape.arch}.attention.temperature_scale", 0.1)
+            w.add_rope_scaling_factor(32.0 if is_oss else 16.0)
+            w.add_rope_scaling_orig_ctx_len(4096 if is_oss else 16384)
+            if not is_oss:
+                w.add_rope_scaling_yarn_log_mul(1.0)
+                w.add_float32(f"{shape.arch}.attention.temperature_scale", 0.1)
     if shape.multipliers:
         embeddings, scores, residuals, logits = shape.multipliers
         w.add_embedding_scale(embeddings)
