@@ -7,6 +7,8 @@ use std::path::Path;
 
 use serde::de::DeserializeOwned;
 
+const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
+
 /// Opens a file of a model. Only regular files are opened: to open a pipe would wait for a writer.
 ///
 /// # Errors
@@ -58,11 +60,14 @@ pub fn read_up_to(reader: impl Read, max_bytes: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Bytes as text.
+/// Bytes as text, without the byte order mark that some editors write.
 ///
 /// # Errors
 /// If they are not UTF-8.
-pub fn text(bytes: Vec<u8>) -> io::Result<String> {
+pub fn text(mut bytes: Vec<u8>) -> io::Result<String> {
+    if bytes.starts_with(BYTE_ORDER_MARK) {
+        bytes.drain(..BYTE_ORDER_MARK.len());
+    }
     String::from_utf8(bytes)
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not text in UTF-8"))
 }
@@ -73,7 +78,7 @@ pub fn text(bytes: Vec<u8>) -> io::Result<String> {
 /// # Errors
 /// Those of `serde_json`.
 pub fn json<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
-    let bytes = bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes);
+    let bytes = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes);
     serde_json::from_slice(bytes).or_else(|error| match quoted_constants(bytes) {
         Some(bytes) => serde_json::from_slice(&bytes),
         None => Err(error),
@@ -136,6 +141,9 @@ mod tests {
         fs::write(&path, "12345").unwrap();
         assert_eq!(read(&path, 5).unwrap(), b"12345");
         assert_eq!(read_any_text(&path, 5).unwrap(), "12345");
+        fs::write(&path, "\u{FEFF}a\u{FEFF}").unwrap();
+        assert_eq!(read_any_text(&path, 10).unwrap(), "a\u{FEFF}");
+        fs::write(&path, "12345").unwrap();
         let error = read(&path, 4).unwrap_err();
         assert!(error.to_string().contains("more than 4 bytes"), "{error}");
         assert_eq!(read(&folder.path().join("none"), 4).unwrap_err().kind(), io::ErrorKind::NotFound);

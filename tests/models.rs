@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use safetensors::tensor::TensorView;
 use tinyvllm::config::ModelConfig;
 use tinyvllm::models::{self, CausalLm, InputBatch, LoadOptions};
 use tinyvllm::ops::cpu::matmul::MatrixFile;
@@ -841,6 +842,30 @@ fn weights_that_do_not_fit_the_configuration_are_refused_by_name() {
     check("tiny/llama", "tiny/llama", &[("intermediate_size", 96.into())], "blk.0.ffn_gate.weight");
     check("tiny/llama", "tiny/llama", &[("num_key_value_heads", 4.into())], "blk.0.attn_k.weight");
     check("tiny/llama", "tiny/llama", &[("vocab_size", 300.into())], "token_embd.weight");
+}
+
+/// AutoGPTQ writes biases of zeros, and others leave what training or an older library needed.
+#[test]
+fn tensors_that_change_nothing_are_left_unread() {
+    let load = |name: &str, value: f32| {
+        let folder = mixed_folder("tiny/llama", "tiny/llama", &[]);
+        let path = folder.path().join("model.safetensors");
+        let file = std::fs::read(&path).unwrap();
+        let known = safetensors::SafeTensors::deserialize(&file).unwrap();
+        let added: Vec<u8> = std::iter::repeat_n(value.to_le_bytes(), 64).flatten().collect();
+        let added = TensorView::new(safetensors::Dtype::F32, vec![64], &added).unwrap();
+        let all = known.tensors().into_iter().chain([(name.to_owned(), added)]);
+        std::fs::write(&path, safetensors::serialize(all, None).unwrap()).unwrap();
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
+        let context = Arc::new(Context::cpu(1, CpuLevel::detect()));
+        models::load(&checkpoint, &config, &context, &small_options(), &|_| ()).map(|_| ())
+    };
+    load("model.layers.0.mlp.down_proj.bias", 0.0).unwrap();
+    load("model.layers.0.self_attn.rotary_emb.cos_cached", 0.5).unwrap();
+    load("v_head.summary.weight", 0.5).unwrap();
+    let error = load("model.layers.0.mlp.down_proj.bias", 0.5).unwrap_err();
+    assert!(error.message().contains("blk.0.ffn_down.bias"), "{error}");
 }
 
 /// A block after the layers, which predicts further tokens, is not loaded. The layer instead is one of the model's.

@@ -230,6 +230,7 @@ pub(crate) fn translate(
     let mut words = words.into_iter().peekable();
     let mut is_value = true;
     let mut is_command = false;
+    let mut own = None;
     while let Some(word) = words.next() {
         // The word after a flag of ours is its value, even if it looks like a flag.
         let was_value = std::mem::replace(&mut is_value, false);
@@ -247,11 +248,15 @@ pub(crate) fn translate(
             translated.words.extend(words);
             break;
         }
+        if may_be_command {
+            own = command.find_subcommand(text);
+        }
         let (flag, attached) = match text.split_once('=') {
             Some((flag, value)) if flag.starts_with("--") => (flag, Some(value.to_owned())),
             _ => (text, None),
         };
-        let Some((flag, meaning)) = FLAGS.iter().find(|(name, _)| *name == flag) else {
+        let is_own = own.is_some_and(|own| has_flag(own, flag));
+        let Some((flag, meaning)) = FLAGS.iter().find(|(name, _)| *name == flag && !is_own) else {
             is_value = taking.contains(text);
             translated.words.push(word);
             continue;
@@ -354,6 +359,17 @@ pub(crate) fn as_typed(mut error: clap::Error, renamed: &[(&str, &str)]) -> clap
 }
 
 /// Collects all spellings of flags that take a value.
+/// Whether a command has a flag of this name itself: `-r` of `bench` is not that of llama.cpp.
+fn has_flag(command: &clap::Command, flag: &str) -> bool {
+    command.get_arguments().any(|arg| {
+        let long = arg.get_long_and_visible_aliases().into_iter().flatten();
+        let short = arg.get_short_and_visible_aliases().into_iter().flatten();
+        long.map(|long| format!("--{long}"))
+            .chain(short.map(|short| format!("-{short}")))
+            .any(|own| own == flag)
+    })
+}
+
 fn collect_taking(command: &clap::Command, taking: &mut HashSet<String>) {
     for arg in command.get_arguments().filter(|arg| arg.get_action().takes_values() && !arg.is_positional()) {
         if arg.is_require_equals_set() {
@@ -401,6 +417,8 @@ mod tests {
         );
         check("x serve m --kv-offloading-size 8", "x serve m --kv-offload-gb 8", "");
         check("x -m m --draft-max 8 -p x", "x -m m -p x", "--draft-max");
+        // A flag of the command itself.
+        check("x bench -r 1", "x bench -r 1", "");
         check("x run m --think=false --keepalive 5m hello", "x run m --no-thinking hello", "--keepalive");
         // Values of our flags are not translated, nor is anything after `--`.
         check("x -p -hf --stop --mlock", "x -p -hf --stop --mlock", "");

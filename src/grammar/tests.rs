@@ -303,6 +303,11 @@ fn hostile_specifications_are_errors_in_time() {
         schema(json!({"type": "number", "multipleOf": 0.07})),
         "multipleOf is 0.07, which has too many digits",
     );
+    check(
+        "multiples that are too large",
+        schema(json!({"type": "number", "minimum": 2e9, "multipleOf": 0.01})),
+        "minimum is 2000000000.0 next to multipleOf 0.01; multiples of numbers are enforced between -1000000000",
+    );
     check("deep brackets", regex(&"(".repeat(3_000)), "128 brackets");
     check("a long expression", regex(&"a".repeat(20_000)), "4096 bytes");
     check("the empty text", regex(""), "empty");

@@ -474,7 +474,8 @@ impl<'a> Loader<'a> {
     pub fn finish(self) -> Result<()> {
         const MAX_NAMES: usize = 4;
         let used = self.used.into_inner();
-        let unused = self.checkpoint.unused_tensors(|name| used.contains(name));
+        let mut unused = self.checkpoint.unused_tensors(|name| used.contains(name));
+        unused.retain(|name| !adds_nothing(self.checkpoint, name));
         if unused.is_empty() {
             return Ok(());
         }
@@ -496,4 +497,10 @@ impl<'a> Loader<'a> {
         self.used.borrow_mut().insert(name.to_owned());
         Ok(tensor)
     }
+}
+
+/// Whether a tensor is a bias of zeros: AutoGPTQ writes one for every matrix.
+fn adds_nothing(checkpoint: &Checkpoint, name: &str) -> bool {
+    let values = || checkpoint.tensor(name).and_then(|tensor| tensor.to_f32());
+    name.ends_with(".bias") && values().is_ok_and(|values| values.iter().all(|value| *value == 0.0))
 }

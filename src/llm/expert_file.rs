@@ -1,5 +1,7 @@
 //! Where experts stay that do not fit into memory: in their own file, next to other caches.
 
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -10,6 +12,7 @@ use super::load::OpenedModel;
 use super::{LlmOptions, cache_folder};
 use crate::ops::cpu::matmul::MatrixFile;
 use crate::runner::ExpertDemand;
+use crate::weights::FileStamp;
 use crate::{Error, ErrorKind, Result};
 
 /// The file of a model, in `--expert-weights-dir` or in `$XDG_CACHE_HOME/tinyvllm/experts`, by default in `~/.cache`.
@@ -63,6 +66,23 @@ pub(super) fn damage_hint(file: &MatrixFile) -> String {
     format!("if {} is damaged, delete it: the next start writes it again", file.path().display())
 }
 
+/// A hash of some of a file's bytes: copies keep their time, and so another model may have the same name, size and time.
+fn sample(stamp: &FileStamp) -> u128 {
+    const NUM_PLACES: u64 = 256;
+    const LEN: usize = 1 << 10;
+    let mut bytes = Vec::new();
+    if let Ok(mut file) = File::open(&stamp.path) {
+        for place in 0..NUM_PLACES {
+            let begin = (u128::from(stamp.len) * u128::from(place) / u128::from(NUM_PLACES)) as u64;
+            let is_read = file.seek(SeekFrom::Start(begin)).is_ok();
+            if !is_read || Read::by_ref(&mut file).take(LEN as u64).read_to_end(&mut bytes).is_err() {
+                break;
+            }
+        }
+    }
+    xxh3_128(&bytes)
+}
+
 /// All properties that decide on the experts in the file and their types.
 fn fingerprint(opened: &OpenedModel, options: &LlmOptions) -> u128 {
     let mtp = opened.config.mtp_layer();
@@ -70,7 +90,7 @@ fn fingerprint(opened: &OpenedModel, options: &LlmOptions) -> u128 {
         format!("{} {:?} {:?} {mtp:?}\n", env!("CARGO_PKG_VERSION"), options.quantization, options.dtype);
     for stamp in opened.checkpoint.file_stamps() {
         let modified = stamp.modified.and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
-        text.push_str(&format!("{:?} {} {modified:?}\n", stamp.path, stamp.len));
+        text.push_str(&format!("{:?} {} {modified:?} {:032x}\n", stamp.path, stamp.len, sample(stamp)));
     }
     // That of a GGUF file is in the file.
     text.push_str(&opened.checkpoint.config_json().map(ToString::to_string).unwrap_or_default());

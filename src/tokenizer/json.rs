@@ -83,7 +83,7 @@ impl Tokenizer {
     /// # Errors
     /// As [`Self::from_file`].
     pub fn from_json(json: &[u8]) -> Result<Self> {
-        let file: File = serde_json::from_slice(json).map_err(|error| {
+        let file: File = files::json(json).map_err(|error| {
             Error::invalid_model(format!("not a valid tokenizer.json: {error}")).with_source(error)
         })?;
         let decoder = Decoder::from_json(&file.decoder)?;

@@ -130,15 +130,26 @@ pub(super) fn hugging_face(name: &str) -> Option<String> {
 }
 
 /// True for tensors that may stay unread: those that any implementation computes itself (rotary frequencies and
-/// attention masks of old checkpoints), and those of a model's vision encoder.
+/// attention masks of old checkpoints), scales of integers that are not used here, and those of a model's vision encoder
+/// or of the value head of its training.
 pub(super) fn is_unread(name: &str) -> bool {
     let name_in_model = name.strip_prefix("model.").unwrap_or(name);
-    let is_of_pictures =
-        ["vision_tower.", "multi_modal_projector."].iter().any(|part| name_in_model.starts_with(part));
-    let is_derived = ["rotary_emb.inv_freq", "attn_rot_embd.weight", "self_attn.bias", "attn.masked_bias"]
+    let is_of_others = ["vision_tower.", "multi_modal_projector.", "v_head."]
         .iter()
-        .any(|ending| name.ends_with(ending));
-    is_of_pictures || is_derived
+        .any(|part| name_in_model.starts_with(part));
+    let is_derived = [
+        "rotary_emb.inv_freq",
+        "rotary_emb.original_inv_freq",
+        "rotary_emb.cos_cached",
+        "rotary_emb.sin_cached",
+        "attn_rot_embd.weight",
+        "self_attn.bias",
+        "self_attn.prob_output_scale",
+        "attn.masked_bias",
+    ]
+    .iter()
+    .any(|ending| name.ends_with(ending));
+    is_of_others || is_derived
 }
 
 #[cfg(test)]
@@ -205,6 +216,10 @@ mod tests {
         for name in [
             "",
             "model.layers.0.self_attn.rotary_emb.inv_freq",
+            "model.layers.0.self_attn.rotary_emb.cos_cached",
+            "model.rotary_emb.original_inv_freq",
+            "model.layers.0.self_attn.prob_output_scale",
+            "v_head.summary.weight",
             "model.layers.x.mlp.up_proj.weight",
             "model.layers.-1.mlp.up_proj.weight",
             "model.layers.0.mlp.up_proj.qweight",

@@ -199,7 +199,7 @@ pub(super) fn check_generation(
                 config.max_model_len
             ),
         )
-        .with_hint("lower --context-len, --output-len or --batch-size, or raise --max-model-len"));
+        .with_hint("lower --context-lens, --output-len or --batch-sizes, or raise --max-model-len"));
     }
     let num_blocks = len.div_ceil(config.block_size).saturating_mul(batch_size);
     if num_blocks > config.num_blocks {

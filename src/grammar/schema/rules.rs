@@ -462,6 +462,14 @@ impl Rules<'_> {
                 [("minimum", "exclusiveMinimum", min, 1.0), ("maximum", "exclusiveMaximum", max, -1.0)];
             for (name, exclusive, end, sign) in ends {
                 let Some(end) = end else { continue };
+                if end.value.as_f64().is_some_and(|value| value * sign > limit as f64) {
+                    let value = end.value;
+                    let message = format!(
+                        "{name} is {value} next to multipleOf {divisor}; multiples of {kind}s are enforced between \
+                         -{limit} and {limit} only"
+                    );
+                    return Err(Error::invalid_request(message).with_hint("omit multipleOf"));
+                }
                 if end.value.as_f64().is_some_and(|value| value * sign > -(limit as f64)) {
                     leaf[if end.is_exclusive { exclusive } else { name }] = end.value.into();
                 }

@@ -103,7 +103,11 @@ impl Blocks {
 
     /// Whether this block is the one in which the answer was cut off.
     pub(super) fn is_cut_off(&self, index: usize) -> bool {
-        self.finish_reason() == Some("length") && index + 1 == self.blocks.len()
+        let is_broken = |block: &Block| {
+            matches!(block.kind, BlockKind::Call { .. }) && self.finish_reason() == Some("stop")
+        };
+        let is_cut_off = self.finish_reason() == Some("length") || self.blocks.last().is_some_and(is_broken);
+        is_cut_off && index + 1 == self.blocks.len()
     }
 
     /// Applies the next event.
@@ -127,7 +131,8 @@ impl Blocks {
                 for delta in self.turn.finish() {
                     self.add(delta, tokenizer, &mut steps);
                 }
-                self.end = Some((self.turn.finish_reason(reason.name()), matched_stop));
+                self.end =
+                    Some((self.turn.finish_reason(reason.name(), matched_stop.is_some()), matched_stop));
                 self.close(&mut steps);
             }
         }

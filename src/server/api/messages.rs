@@ -79,8 +79,10 @@ fn message(mut fields: Fields) -> Result<Message, ApiError> {
         calls.push(called_function(older, None)?);
     }
     let content = match role {
-        // An answer may have only reasoning, only calls, or nothing.
+        // An answer may have only reasoning, only calls, or nothing. Templates would write null as `None`; those that need
+        // it next to calls get it for an empty text.
         "assistant" => match (content(&mut fields)?, refusal.filter(|text| !text.is_empty())) {
+            (Content::Null, None) => Content::Text(String::new()),
             (content, None) => content,
             (Content::Text(text), Some(refusal)) if !text.is_empty() => {
                 Content::Text(format!("{text}\n{refusal}"))
@@ -91,6 +93,7 @@ fn message(mut fields: Fields) -> Result<Message, ApiError> {
         // Some tools return nothing.
         "tool" => match content(&mut fields)? {
             Content::Missing => return Err(no_content(&fields)),
+            Content::Null => Content::Text(String::new()),
             content => content,
         },
         _ => match content(&mut fields)? {
@@ -259,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unset_content_differs_from_an_empty_text() {
+    fn a_missing_content_differs_from_an_empty_text() {
         let check = |message: Value, expected: Option<Content>| {
             let body = json!({"messages": [message]}).to_string();
             let parsed = parse(&mut parse_object(body.as_bytes()).unwrap());
@@ -269,10 +272,10 @@ mod tests {
         let call = json!([{"id": "1", "function": {"name": "f", "arguments": "{}"}}]);
         check(json!({"role": "assistant", "content": "", "tool_calls": call}), text(""));
         check(json!({"role": "assistant", "content": [], "tool_calls": call}), text(""));
-        check(json!({"role": "assistant", "content": null, "tool_calls": call}), Some(Content::Null));
+        check(json!({"role": "assistant", "content": null, "tool_calls": call}), text(""));
         check(json!({"role": "assistant", "tool_calls": call}), Some(Content::Missing));
-        check(json!({"role": "assistant", "content": null, "reasoning_content": "x"}), Some(Content::Null));
-        check(json!({"role": "tool", "tool_call_id": "1", "content": null}), Some(Content::Null));
+        check(json!({"role": "assistant", "content": null, "reasoning_content": "x"}), text(""));
+        check(json!({"role": "tool", "tool_call_id": "1", "content": null}), text(""));
         check(json!({"role": "assistant", "content": null, "refusal": "No."}), text("No."));
         check(json!({"role": "assistant", "content": "So", "refusal": "No."}), text("So\nNo."));
         check(json!({"role": "assistant", "content": "So", "refusal": null}), text("So"));

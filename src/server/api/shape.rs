@@ -384,7 +384,8 @@ impl Answer for ResponseShape {
                         let choice = &mut choices[self.choice_index(prompt, index)];
                         let deltas = choice.turn.finish();
                         deltas.into_iter().for_each(|delta| choice.message.add(delta.into()));
-                        choice.finish_reason = Some(choice.turn.finish_reason(reason.name()));
+                        choice.finish_reason =
+                            Some(choice.turn.finish_reason(reason.name(), matched_stop.is_some()));
                         choice.stop_reason = StopReason::new(matched_stop, stop_token_id);
                     }
                 }

@@ -164,7 +164,7 @@ impl StreamWriter for Writer {
                 let choice = self.shape.choice_index(prompt, index);
                 self.totals.add(index, &stats);
                 self.begin(generation, choice);
-                let finish_reason = self.finish_turn(choice, reason.name());
+                let finish_reason = self.finish_turn(choice, reason.name(), matched_stop.is_some());
                 let mut chunk = self.shape.chunk(choice, Delta::default());
                 chunk.finish_reason = Some("length");
                 if !self.shape.is_prompt_only() {
@@ -212,14 +212,14 @@ impl Writer {
     }
 
     /// Writes the text that was held back. Returns the finish reason of the choice.
-    fn finish_turn(&mut self, choice: usize, reason: &'static str) -> &'static str {
+    fn finish_turn(&mut self, choice: usize, reason: &'static str, has_matched_stop: bool) -> &'static str {
         let state = &mut self.choices[choice];
         state.is_finished = true;
         if self.shape.kind() == Kind::Completion {
             return reason;
         }
         let deltas = state.turn.finish();
-        let reason = state.turn.finish_reason(reason);
+        let reason = state.turn.finish_reason(reason, has_matched_stop);
         for delta in deltas {
             self.write_chunk(self.shape.chunk(choice, delta.into()), None);
         }

@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use serde::de::IgnoredAny;
+
 use super::super::access::new_id;
 use super::super::generation::Totals;
 use super::types::{Delta, FunctionDelta, Message, ToolCall, ToolCallDelta};
@@ -43,12 +45,14 @@ pub(super) struct Turn {
     format: Arc<TurnFormat>,
     parser: AnswerParser,
     num_calls: usize,
+    /// Of the latest call.
+    arguments: String,
 }
 
 impl Turn {
     pub(super) fn new(format: &Arc<TurnFormat>) -> Self {
         let parser = AnswerParser::new(&format.answers, format.prompt_end, Arc::clone(&format.tools));
-        Self { format: Arc::clone(format), parser, num_calls: 0 }
+        Self { format: Arc::clone(format), parser, num_calls: 0, arguments: String::new() }
     }
 
     /// Parses the text of the next token, or of several events without a token.
@@ -68,9 +72,11 @@ impl Turn {
         self.deltas(events)
     }
 
-    /// The finish reason for the client, from that of the sequence.
-    pub(super) fn finish_reason(&self, reason: &'static str) -> &'static str {
-        if reason == "stop" && self.num_calls > 0 { "tool_calls" } else { reason }
+    /// The finish reason for the client, from that of the sequence. A call in which a stop string was found is not to
+    /// be executed.
+    pub(super) fn finish_reason(&self, reason: &'static str, has_matched_stop: bool) -> &'static str {
+        let is_broken = || has_matched_stop && serde_json::from_str::<IgnoredAny>(&self.arguments).is_err();
+        if reason == "stop" && self.num_calls > 0 && !is_broken() { "tool_calls" } else { reason }
     }
 
     fn deltas(&mut self, events: Vec<AnswerEvent>) -> Vec<TurnDelta> {
@@ -86,9 +92,11 @@ impl Turn {
             AnswerEvent::Content(text) => Some(TurnDelta::Content(text)),
             AnswerEvent::CallBegin { index, name } if is_wanted(index) => {
                 self.num_calls = index + 1;
+                self.arguments.clear();
                 Some(TurnDelta::Call { index, id: self.new_call_id(index, &name), name })
             }
             AnswerEvent::CallArguments { index, text } if is_wanted(index) => {
+                self.arguments.push_str(&text);
                 Some(TurnDelta::Arguments { index, text })
             }
             AnswerEvent::CallBegin { .. } | AnswerEvent::CallArguments { .. } => None,
@@ -195,7 +203,7 @@ mod tests {
         let sent = deltas.iter().map(|delta| serde_json::to_value(delta).unwrap()).collect();
         deltas.into_iter().for_each(|delta| message.add(delta));
         let message = serde_json::to_value(message.complete()).unwrap();
-        (message, turn.finish_reason("stop"), totals.num_reasoning_tokens, sent)
+        (message, turn.finish_reason("stop", false), totals.num_reasoning_tokens, sent)
     }
 
     #[test]
@@ -226,6 +234,21 @@ mod tests {
             assert_eq!((&calls[0][0]["index"], &calls[0][0]["type"]), (&json!(0), &json!("function")));
             assert!(calls[1][0].get("id").is_none() && calls[1][0]["function"].get("name").is_none());
         }
+    }
+
+    #[test]
+    fn a_call_that_a_stop_string_breaks_off_is_not_to_be_executed() {
+        let check = |text: &str, has_matched_stop: bool, expected: &str| {
+            let (mut turn, mut totals) = (Turn::new(&Arc::new(format())), Totals::default());
+            turn.push(text, true, &mut totals);
+            turn.finish();
+            assert_eq!(turn.finish_reason("stop", has_matched_stop), expected, "{text}");
+        };
+        check(TEXT, false, "tool_calls");
+        check(TEXT, true, "tool_calls");
+        let broken = &TEXT[..TEXT.find("Rome\"").unwrap()];
+        check(broken, true, "stop");
+        check(broken, false, "tool_calls");
     }
 
     #[test]

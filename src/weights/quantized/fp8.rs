@@ -61,6 +61,10 @@ pub(super) fn open(module: &Module<'_>, config: &QuantConfig) -> Result<Box<dyn 
         .into_iter()
         .find(|ending| module.has(ending))
         .map(|ending| ScaleGrid::new(module.need_floats(ending)?, weight.shape(), config));
+    // Without blocks, weights may have been converted without scales.
+    if scales.is_none() && config.block().is_some() {
+        module.need(".weight_scale_inv")?;
+    }
     let decode = if weight.dtype() == Dtype::F8_E5M2 { e5m2 } else { e4m3 };
     Ok(Box::new(Fp8 {
         weight: weight.clone(),

@@ -249,6 +249,7 @@ fn damaged_parts_are_named() {
     check("w4a16_zeros", &["up_proj.weight_zero_point", "[1, 2]"], &shorten(".weight_zero_point"));
     check("w8a8", &["up_proj.weight_scale", "[15, 1]"], &shorten(".weight_scale"));
     check("fp8_blocks", &["up_proj.weight_scale_inv", "I32"], &retype(".weight_scale_inv", Dtype::I32));
+    check("fp8_blocks", &["up_proj.weight_scale_inv", "missing"], &remove(".weight_scale_inv"));
     check("fp8_rows", &["up_proj.weight_scale", "[15, 1]"], &shorten(".weight_scale"));
     check("mxfp4", &["up_proj_scales", "missing"], &remove("_scales"));
     check("mxfp4", &["up_proj_scales", "[15, 2]"], &shorten("_scales"));
