@@ -255,8 +255,11 @@ pub(crate) fn translate(
             Some((flag, value)) if flag.starts_with("--") => (flag, Some(value.to_owned())),
             _ => (text, None),
         };
-        let is_own = own.is_some_and(|own| has_flag(own, flag));
-        let Some((flag, meaning)) = FLAGS.iter().find(|(name, _)| *name == flag && !is_own) else {
+        // What another program means by a flag is not refused if the command has the flag.
+        let is_own =
+            |meaning: &Meaning| matches!(meaning, Not(_)) && own.is_some_and(|own| has_flag(own, flag));
+        let Some((flag, meaning)) = FLAGS.iter().find(|(name, meaning)| *name == flag && !is_own(meaning))
+        else {
             is_value = taking.contains(text);
             translated.words.push(word);
             continue;

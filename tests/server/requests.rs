@@ -200,7 +200,7 @@ fn how_far_a_prompt_is_can_be_heard_and_asked() {
     for (path, name, value) in
         [(COMPLETIONS, "prompt", json!(prompt)), ("/v1/chat/completions", "messages", chat)]
     {
-        let mut body = json!({"max_tokens": 2, "stream": true, "return_progress": true});
+        let mut body = json!({"max_tokens": 2, "stream": true, "return_progress": true, "temperature": 0});
         body[name] = value;
         let events = server.post(path, &body).events();
         let (reported, rest): (Vec<&Value>, Vec<&Value>) =
