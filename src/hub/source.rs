@@ -97,9 +97,20 @@ impl ModelSource {
             return from_hub_path(argument, path).map(Self::Hub);
         }
         if let Some((_, address)) = argument.split_once("://") {
-            let name: Vec<_> = address.split('/').skip(1).take(2).collect();
-            return Err(Error::invalid_request(format!("`{argument}` is an address, not a model"))
-                .with_hint(format!("write {}; another Hub is set by HF_ENDPOINT", name.join("/"))));
+            let error = Error::invalid_request(format!("`{argument}` is an address, not a model"));
+            let name: Vec<_> = address.split('/').skip(1).filter(|part| !part.is_empty()).collect();
+            return Err(match &name[..] {
+                _ if argument.starts_with("file://") => {
+                    error.with_hint(format!("write {}", address.trim_start_matches("localhost")))
+                }
+                [.., file] if has_gguf_extension(Path::new(file)) => {
+                    error.with_hint("download the file, and give its path")
+                }
+                [owner, model, ..] => {
+                    error.with_hint(format!("write {owner}/{model}; another Hub is set by HF_ENDPOINT"))
+                }
+                _ => error.with_hint("the name of a model on the Hub is org/name"),
+            });
         }
         // ollama's suffix for the default version.
         let argument = argument.strip_suffix(":latest").unwrap_or(argument);
@@ -361,6 +372,10 @@ mod tests {
         check("tinylama:Q4_0", None, NotFound, "did you mean tinyllama?");
         check("gpt2", None, NotFound, "demo, tinyllama");
         check("org/name:", None, InvalidRequest, "after its colon");
+        check("file:///tmp/m/x", None, InvalidRequest, "write /tmp/m/x");
+        check("http://example.com/org/model.gguf", None, InvalidRequest, "download the file");
+        check("http://example.com/org/model", None, InvalidRequest, "write org/model; another Hub");
+        check("http://x", None, InvalidRequest, "org/name");
         check("org/na me", None, InvalidRequest, "cannot be the name");
         check("org/..", None, InvalidRequest, "cannot be the name");
         check("org/a--b", None, InvalidRequest, "cannot be the name");

@@ -86,6 +86,17 @@ fn numbers(value: &Value) -> Vec<f64> {
     value.as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect()
 }
 
+/// README's command against README's server, with fewer requests.
+#[test]
+fn prompts_fit_the_servers_context() {
+    let server = Server::start("");
+    let output = bench(server.address(), "--num-prompts 2 --save-detailed");
+    let result = success(&output);
+    assert_eq!((&result["completed"], &result["input_lens"]), (&json!(2), &json!([896, 896])));
+    let notes = String::from_utf8_lossy(&output.stderr);
+    assert!(notes.contains("896 tokens instead of 1024") && notes.contains("has 1024"), "{notes}");
+}
+
 #[test]
 fn a_result_has_vllms_keys_and_counts_what_was_served() {
     let server = Server::start("--max-model-len 256 --max-num-seqs 4 --api-key secret");

@@ -27,7 +27,7 @@ use serde_json::{Map, Value, json};
 use tinyvllm::{Error, ErrorKind};
 
 pub(crate) use self::args::ServeBenchArgs;
-use self::args::{Backend, DatasetName};
+use self::args::{Backend, DatasetName, WorkloadArgs};
 use self::arrivals::Arrivals;
 use self::load::{Load, Run};
 use self::random::Random;
@@ -57,8 +57,9 @@ pub(crate) fn run(args: &ServeBenchArgs) -> anyhow::Result<ExitCode> {
 
 async fn measure(args: &ServeBenchArgs, console: Console) -> anyhow::Result<ExitCode> {
     let target = Target::new(args)?;
-    let model = target.wait_for_model(args).await?;
-    let (samples, tokenizer) = target.samples(args, &model, console).await?;
+    let served = target.wait_for_model(args).await?;
+    let (samples, tokenizer) = target.samples(args, &served, console).await?;
+    let model = served.name;
     let template = Template {
         api: target.api,
         model: model.clone(),
@@ -190,6 +191,14 @@ async fn run_with_bar(load: Load, is_silent: bool) -> Run {
     run
 }
 
+/// A model in the server's list.
+#[derive(Debug)]
+struct ServedModel {
+    name: String,
+    /// Its longest context, if the list says so.
+    max_len: Option<usize>,
+}
+
 /// The server, the interface and the model.
 #[derive(Debug)]
 struct Target {
@@ -230,15 +239,15 @@ impl Target {
     }
 
     /// The model to request. Waits for the server within the timeout.
-    async fn wait_for_model(&self, args: &ServeBenchArgs) -> anyhow::Result<String> {
+    async fn wait_for_model(&self, args: &ServeBenchArgs) -> anyhow::Result<ServedModel> {
         let deadline = Instant::now() + args.server.ready_check_timeout_sec;
         loop {
-            let error = match (self.first_model().await, &args.server.model) {
-                (Ok(first), None) => return Ok(first),
-                (Ok(_), Some(model)) => return Ok(model.clone()),
+            let wanted = args.server.model.as_deref();
+            let error = match (self.served_model(wanted).await, wanted) {
+                (Ok(served), _) => return Ok(served),
                 // With --model, the list is not needed, and some servers have none.
-                (Err(_), Some(model)) if args.server.ready_check_timeout_sec.is_zero() => {
-                    return Ok(model.clone());
+                (Err(_), Some(name)) if args.server.ready_check_timeout_sec.is_zero() => {
+                    return Ok(ServedModel { name: name.to_owned(), max_len: None });
                 }
                 (Err(error), _) => error,
             };
@@ -251,20 +260,28 @@ impl Target {
         }
     }
 
-    async fn first_model(&self) -> anyhow::Result<String> {
+    /// The model with this name, or the first one in the list.
+    async fn served_model(&self, wanted: Option<&str>) -> anyhow::Result<ServedModel> {
         let body = read_success(self.client.get("/v1/models").await?, MAX_MODELS_BYTES).await?;
         let answer: Value = serde_json::from_slice(&body).context("the answer is not JSON")?;
-        let id = answer["data"][0]["id"].as_str();
-        id.map(str::to_owned).context("the list is empty")
+        let list = answer["data"].as_array().filter(|list| !list.is_empty()).context("the list is empty")?;
+        let listed = match wanted {
+            Some(name) => list.iter().find(|model| model["id"] == name),
+            None => list.first(),
+        };
+        let name = wanted.or_else(|| listed?["id"].as_str()).context("the first model has no id")?;
+        let max_len = listed.and_then(|model| model["max_model_len"].as_u64());
+        Ok(ServedModel { name: name.to_owned(), max_len: max_len.and_then(|len| usize::try_from(len).ok()) })
     }
 
     /// The requests to send, and the tokenizer that determined their lengths.
     async fn samples(
         &self,
         args: &ServeBenchArgs,
-        model: &str,
+        served: &ServedModel,
         console: Console,
     ) -> anyhow::Result<(Vec<Sample>, Option<String>)> {
+        let model = &served.name[..];
         let workload = &args.workload;
         let num_prompts = workload.num_prompts;
         let output_len = |own: usize| workload.output_len.unwrap_or(own);
@@ -284,7 +301,10 @@ impl Target {
             }
             (DatasetName::Random, None) => Dataset::Random {
                 prefix_len: workload.random_prefix_len,
-                input_len: workload.input_len.unwrap_or(workload.random_input_len),
+                input_len: workload
+                    .input_len
+                    .or(workload.random_input_len)
+                    .unwrap_or_else(|| usual_input_len(workload, served.max_len, console)),
                 output_len: output_len(workload.random_output_len),
                 range_ratio: workload.random_range_ratio,
             },
@@ -305,6 +325,23 @@ impl Target {
         let samples = dataset.samples(num_prompts, &found.vocabulary, &mut Random::new(workload.seed));
         Ok((samples, found.by_server.then(|| model.to_owned())))
     }
+}
+
+/// Tokens of a random prompt: as many as usual, or as the context leaves.
+fn usual_input_len(workload: &WorkloadArgs, max_len: Option<usize>, console: Console) -> usize {
+    const USUAL: usize = 1_024;
+    let longest = 1.0 + workload.random_range_ratio;
+    let output_len = workload.output_len.unwrap_or(workload.random_output_len) as f64 * longest;
+    let taken = workload.random_prefix_len.saturating_add(output_len.ceil() as usize);
+    let left = max_len.map_or(USUAL, |max_len| (max_len.saturating_sub(taken) as f64 / longest) as usize);
+    if left < USUAL {
+        console.note(format_args!(
+            "prompts have {} tokens instead of {USUAL}: the server's context has {}",
+            left.max(1),
+            max_len.unwrap_or_default()
+        ));
+    }
+    left.clamp(1, USUAL)
 }
 
 fn extra_parameters(args: &ServeBenchArgs) -> Map<String, Value> {

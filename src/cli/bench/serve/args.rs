@@ -102,9 +102,9 @@ pub(super) struct WorkloadArgs {
     /// Tokens to generate, for every dataset
     #[arg(long, value_name = "TOKENS", value_parser = at_least_one())]
     pub(super) output_len: Option<usize>,
-    /// random: tokens in a prompt after the shared prefix
-    #[arg(long, default_value_t = 1_024, value_name = "TOKENS", value_parser = at_least_one())]
-    pub(super) random_input_len: usize,
+    /// random: tokens in a prompt after the shared prefix [default: 1024, or fewer if the context is shorter]
+    #[arg(long, value_name = "TOKENS", value_parser = at_least_one())]
+    pub(super) random_input_len: Option<usize>,
     /// random: tokens to generate
     #[arg(long, default_value_t = 128, value_name = "TOKENS", value_parser = at_least_one())]
     pub(super) random_output_len: usize,
