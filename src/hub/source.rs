@@ -372,7 +372,7 @@ mod tests {
         check("tinylama:Q4_0", None, NotFound, "did you mean tinyllama?");
         check("gpt2", None, NotFound, "demo, tinyllama");
         check("org/name:", None, InvalidRequest, "after its colon");
-        check("file:///tmp/m/x", None, InvalidRequest, "write /tmp/m/x");
+        check("file:///models/x", None, InvalidRequest, "write /models/x");
         check("http://example.com/org/model.gguf", None, InvalidRequest, "download the file");
         check("http://example.com/org/model", None, InvalidRequest, "write org/model; another Hub");
         check("http://x", None, InvalidRequest, "org/name");
