@@ -99,7 +99,13 @@ impl EngineConfig {
     /// The most tokens of a sequence that a plan may reserve blocks for.
     #[must_use]
     pub fn max_reserved_tokens(&self) -> usize {
-        self.max_num_batched_tokens.max(self.num_scheduler_steps).max(2)
+        Self::reserved_tokens(self.max_num_batched_tokens, self.num_scheduler_steps)
+    }
+
+    /// The same for these limits: a chunk of a prompt, the tokens of a multi-step, or one token and that of the queued
+    /// step.
+    pub(crate) fn reserved_tokens(max_num_batched_tokens: usize, num_scheduler_steps: usize) -> usize {
+        max_num_batched_tokens.max(num_scheduler_steps).max(2)
     }
 
     /// The fewest blocks of layers with a window with which the longest sequence can be computed.

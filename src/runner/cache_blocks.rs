@@ -1,7 +1,7 @@
 //! How many blocks the KV cache gets, in layers without and with a window.
 
 use super::memory::{EngineLimits, MemoryDemand};
-use crate::config::WindowLimits;
+use crate::config::{EngineConfig, WindowLimits};
 
 /// Layers whose tokens attend to a window only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,7 +93,7 @@ impl Sizes {
             window_block_bytes: in_windows.saturating_mul(block_size as u64),
             longest,
             useful: useful.min(u32::MAX as usize / block_size),
-            step_tokens: batched.max(limits.num_scheduler_steps).max(2),
+            step_tokens: EngineConfig::reserved_tokens(batched, limits.num_scheduler_steps),
         }
     }
 
