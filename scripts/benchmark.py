@@ -194,7 +194,7 @@ def run_tinyvllm(runner, model, program):
             depth = 0 if entry["context_len"] == a.context else entry["context_len"]
             measure = generation(a, entry["batch_size"], depth)
             runner.note("tinyvllm", model, measure, entry["tokens_per_second"]["median"], foreign)
-            kept = {key: entry[key] for key in ("bandwidth_share", "bytes_per_second")}
+            kept = {key: entry[key] for key in ("bandwidth_fraction", "bytes_per_second")}
             runner.samples[-1] |= kept | {"peak_memory_bytes": report["peak_memory_bytes"]}
 
 
@@ -254,14 +254,14 @@ def summary(arguments, samples, model, measure, engine):
     quiet = [s for s in found if s["foreign_cpu"] <= arguments.max_foreign_cpu]
     used = quiet or found
     rates = [s["rate"] for s in used]
-    shares = [s["bandwidth_share"] for s in used if "bandwidth_share" in s]
+    shares = [s["bandwidth_fraction"] for s in used if "bandwidth_fraction" in s]
     return {
         "median": statistics.median(rates),
         "min": min(rates),
         "max": max(rates),
         "num_runs": len(rates),
         "contested": not quiet,
-        "bandwidth_share": statistics.median(shares) if shares else None,
+        "bandwidth_fraction": statistics.median(shares) if shares else None,
     }
 
 
@@ -289,7 +289,7 @@ def markdown(arguments, runner, models, engines):
                 continue
             any_contested |= any(entry and entry["contested"] for entry in found.values())
             ours = found.get("tinyvllm")
-            share = ours and ours["bandwidth_share"]
+            share = ours and ours["bandwidth_fraction"]
             row = [model.stem, measure, *(cell(found[engine]) for engine in engines)]
             row += [ratio(ours, found[engine]) for engine in others]
             any_disturbed |= bool(share and share > 1)

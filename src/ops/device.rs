@@ -143,7 +143,7 @@ kinds! {
     /// [`Device::Pools`].
     LayerPools = Pools, "the KV cache";
     /// [`Device::Inputs`].
-    InputLists = Inputs, "the lists of a step";
+    MetadataBuffers = Inputs, "the batch metadata";
     /// [`Device::Sampler`].
     Samplers = Sampler, "a sampler";
     /// [`Device::Table`].

@@ -1,7 +1,7 @@
 //! The batch metadata of a step, on the host and on the device.
 
 use crate::ops::context::Context;
-use crate::ops::device::{Device, Held, InputLists, Ops, on_device};
+use crate::ops::device::{Device, Held, MetadataBuffers, Ops, on_device};
 use crate::ops::kv_cache::KvCache;
 use crate::ops::sample::SampledTokens;
 use crate::ops::{AttentionLimits, AttentionMetadata};
@@ -47,7 +47,7 @@ pub struct StepInputs<'a> {
     /// The tokens, if a device has sampled them and the host has not read them.
     pub sampled: Option<&'a SampledTokens>,
     /// The same metadata in the device's memory.
-    held: Option<&'a Held<InputLists>>,
+    held: Option<&'a Held<MetadataBuffers>>,
 }
 
 impl<'a> StepInputs<'a> {
@@ -79,14 +79,14 @@ impl<'a> StepInputs<'a> {
 
     /// The metadata in the device's memory.
     pub(crate) fn lists<D: Ops>(&self, device: &D) -> Result<&'a D::Inputs> {
-        self.held.ok_or_else(|| Error::internal("a step's lists are not on the device"))?.on(device)
+        self.held.ok_or_else(|| Error::internal("the batch metadata is not on the device"))?.on(device)
     }
 }
 
 /// The device's memory for the metadata of steps, if its kernels read it there.
 #[derive(Debug)]
 pub struct DeviceInputs {
-    held: Held<InputLists>,
+    held: Held<MetadataBuffers>,
     heads_per_kv_head: usize,
 }
 

@@ -9,6 +9,7 @@
 
 mod drafts;
 mod fair_queue;
+mod holdings;
 mod output;
 mod pace;
 mod prefix_miss;

@@ -142,7 +142,7 @@ impl Scheduler {
         }
         let waiting: Vec<(ClientId, SeqId)> = self.queue.first_of_each().collect();
         for (client, id) in waiting {
-            if self.cached_prefix_if_admissible(id, super::step::Holding::default()).is_some() {
+            if self.cached_prefix_if_admissible(id, super::holdings::Holding::default()).is_some() {
                 let want = wants.entry(self.queue.group(client)).or_default();
                 want.load.num_prompt_tokens += self.sequences[&id].token_ids().len();
                 want.is_beginning = true;

@@ -72,7 +72,7 @@ pub fn demo_model(context: &Arc<Context>, report: &mut dyn Report) {
         model.generate(&prompt, NUM_TOKENS)
     };
     let cpu = Arc::new(Context::cpu(ThreadPool::default_num_threads(), CpuLevel::detect()));
-    let names = ["demo: logits beside the CPU's", "demo: tokens of the CPU"].map(str::to_owned);
+    let names = ["demo: logits compared with the CPU's", "demo: tokens of the CPU"].map(str::to_owned);
     check_together(names, report, |[logits, tokens]| {
         let (device, cpu) = (run(context)?, run(&cpu)?);
         // The CPU rounds activations to eight bits.
@@ -105,7 +105,7 @@ fn check_together<const N: usize>(
 /// Compares the golden models in a folder of fixtures with the device's results.
 pub fn golden_models(context: &Arc<Context>, fixtures: &Path, report: &mut dyn Report) {
     for name in EXACT {
-        let golden = PROMPT_LENS.map(|len| format!("{name}: golden tokens behind {len}"));
+        let golden = PROMPT_LENS.map(|len| format!("{name}: golden tokens after {len}"));
         let [first, second] = golden;
         check_together([format!("{name}: logits"), first, second], report, |names| {
             exact(context, fixtures, name, names)

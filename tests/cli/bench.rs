@@ -26,6 +26,11 @@ fn json_has_every_measurement_that_was_asked_for() {
         assert!(0.0 < number(rate, "min") && number(rate, "min") <= number(rate, "median"), "{run}");
         assert!(number(rate, "median") <= number(rate, "max"), "{run}");
     }
+    let script = include_str!("../../scripts/benchmark.py");
+    for field in ["bandwidth_fraction", "bytes_per_second", "tokens_per_second"] {
+        assert!(script.contains(&format!("\"{field}\"")), "{field} is not what the script reads");
+        assert!(generations.iter().all(|run| run.get(field).is_some()), "{field} is missing in {report}");
+    }
     // A step is the same ops whatever the batch, so three sequences share them.
     let dispatches = |index: usize| number(&generations[index], "dispatches_per_token");
     assert!(dispatches(0) > 10.0 && dispatches(1) < 0.6 * dispatches(0), "{report}");
@@ -49,10 +54,9 @@ fn without_a_bandwidth_the_rest_is_reported() {
     assert!(table.starts_with("weights ") && table.contains("generate 1 × 4 at 8"), "{table}");
     let report: serde_json::Value =
         serde_json::from_str(&tinyvllm(&format!("bench --json {flags}")).run().success()).unwrap();
-    assert!(
-        report["memory_bandwidth"].is_null() && report["generations"][0]["bandwidth_share"].is_null(),
-        "{report}"
-    );
+    let generation = &report["generations"][0];
+    assert_eq!(report.get("memory_bandwidth"), Some(&serde_json::Value::Null), "{report}");
+    assert_eq!(generation.get("bandwidth_fraction"), Some(&serde_json::Value::Null), "{report}");
 }
 
 #[test]
