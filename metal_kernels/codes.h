@@ -93,7 +93,7 @@ struct Nibbles {
     static constexpr constant bool SHARES_SCALES = false;
     static constexpr constant bool HAS_UNIT_SCALES = false;
     static constexpr constant float ZERO = 0.0f;
-    static float prescale(int i) { return i % 2 == 0 ? TWO_24 : TWO_24 / 16.0f; }
+    static float prescale(int i) { return i % 2 == 0 ? float(TWO_24) : TWO_24 / 16.0f; }
     typedef uint2 Codes;
     static Codes load_codes(device const uchar* base, Planes, uint row, uint unit) {
         return ((device const uint2*)base)[row + unit];

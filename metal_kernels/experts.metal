@@ -40,7 +40,7 @@ struct Best {
 inline Best best_of_lanes(float score, uint expert) {
     Best best;
     best.score = simd_max(score);
-    best.expert = simd_min(score >= best.score ? expert : NO_EXPERT);
+    best.expert = simd_min(score >= best.score ? expert : uint(NO_EXPERT));
     return best;
 }
 
@@ -112,8 +112,10 @@ inline void choose(
     for (uint e = lane; e < a.num_experts; e += LANES) {
         probabilities[e] /= total;
         const float score = probabilities[e] + (a.has_bias != 0 ? bias[e] : 0.0f);
-        // NaN ranks below every number.
-        scores[e] = score > CLOSED ? score : CLOSED;
+        // NaN ranks below every number. Its bits are compared, because a comparison of floats may be taken for one
+        // without NaN.
+        const bool is_nan = (as_type<uint>(score) & 0x7FFFFFFFu) > 0x7F800000u;
+        scores[e] = is_nan || score < CLOSED ? float(CLOSED) : score;
     }
     if (a.num_open_groups < a.num_groups) {
         close_groups(a, scores, lane);
@@ -189,7 +191,7 @@ inline void group_rows(
     const uint begin = min(group * segment_len, num_choices);
     const uint end = min(begin + segment_len, num_choices);
     for (uint first = begin; first < end; first += LANES) {
-        const uint expert = first + lane < end ? experts[first + lane] : NO_EXPERT;
+        const uint expert = first + lane < end ? experts[first + lane] : uint(NO_EXPERT);
         const Rank rank = rank_of(expert, lane);
         if (expert != NO_EXPERT && rank.before == 0) {
             own[expert] += rank.all;
@@ -230,7 +232,7 @@ inline void group_rows(
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint first = begin; first < end; first += LANES) {
-        const uint expert = first + lane < end ? experts[first + lane] : NO_EXPERT;
+        const uint expert = first + lane < end ? experts[first + lane] : uint(NO_EXPERT);
         const Rank rank = rank_of(expert, lane);
         if (expert != NO_EXPERT) {
             const uint slot = own[expert] + rank.before;

@@ -141,9 +141,9 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
     float sum = 0.0f;
     if (HAS_SPANS && a.span.begin > 0) {
         device const float* total = totals + 2 * row_of_result(a, token, head);
-        const bool is_told = exists && cell.column == 0;
-        maximum = maximum_of_row(is_told ? total[0] : LOWEST);
-        sum = sum_of_row(is_told ? total[1] : 0.0f);
+        const bool is_row_owner = exists && cell.column == 0;
+        maximum = maximum_of_row(is_row_owner ? total[0] : float(LOWEST));
+        sum = sum_of_row(is_row_owner ? total[1] : 0.0f);
         device const float* so_far = out + row_of_result(a, token, head) * VALUE_DIM;
 #pragma clang loop unroll(full)
         for (int fragment = 0; fragment < MAX_FRAGMENTS; ++fragment) {
@@ -171,9 +171,13 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
         for (int key = 0; key < KEYS / 8; ++key) {
             scores[key] = matrix_of<float>(0.0f, 0.0f);
         }
-        // Two at a time: the next operands are loaded meanwhile, and no value is spilled.
+        // Two at a time: the next operands are loaded meanwhile, and no value is spilled. The number of turns is known,
+        // or Apple's compiler would not unroll a loop with operations of the simdgroup.
 #pragma clang loop unroll_count(2)
-        for (int fragment = 0; fragment < HEAD_DIM / 8; ++fragment) {
+        for (int fragment = 0; fragment < MAX_DIM / 8; ++fragment) {
+            if (8 * fragment >= HEAD_DIM) {
+                continue;
+            }
             const simdgroup_matrix<T, 8, 8> query = load_matrix<T>(own_queries + 8 * fragment, STRIDE, cell);
 #pragma clang loop unroll(full)
             for (int key = 0; key < KEYS / 8; ++key) {
@@ -190,7 +194,7 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
         for (int i = 0; i < KEYS / 4; ++i) {
             const uint position = first_key + 8 * (i / 2) + cell.column + i % 2;
             const bool counts = position >= own_begin && position <= own_position;
-            own[i] = counts ? scores[i / 2].thread_elements()[i % 2] : LOWEST;
+            own[i] = counts ? scores[i / 2].thread_elements()[i % 2] : float(LOWEST);
             if (HAS_SOFT_CAP && counts) {
                 own[i] = capped(own[i], a.soft_cap);
             }

@@ -217,7 +217,7 @@ template <typename KV>
             }
             const bool counts = first + lane < end;
             const float old_maximum = simd_shuffle(lane == 0 ? maxima[head] : 0.0f, 0);
-            const float maximum = max(old_maximum, simd_max(counts ? score : LOWEST));
+            const float maximum = max(old_maximum, simd_max(counts ? score : float(LOWEST)));
             const T weight = T(counts ? fast::exp2(score - maximum) : 0.0f);
             weights[head * STRIDE + lane] = weight;
             const float sum = simd_sum(float(weight));

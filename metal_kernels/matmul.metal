@@ -141,7 +141,7 @@ inline void multiply(
     threadgroup T* staged_weights = (threadgroup T*)memory;
     threadgroup float* staged_x = (threadgroup float*)(memory + TILE_ROWS * STRIDE * sizeof(T));
 
-    constexpr uint ROWS_PER_TILE = GATED ? TILE_ROWS / 2 : TILE_ROWS;
+    constexpr uint ROWS_PER_TILE = GATED ? TILE_ROWS / 2 : uint(TILE_ROWS);
     const uint first_row = (tile.y - matrix.first_group) * ROWS_PER_TILE;
     const uint first_token = tile.x * TOKENS;
 

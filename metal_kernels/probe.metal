@@ -100,6 +100,7 @@ PROBE(silu, as_type<uint>(number(bits) / (1.0f + exp(-number(bits)))))
     simdgroup_load(of_floats, floats, 8);
     simdgroup_load(of_halves, halves, 8);
     const Cell cell = cell_of(lane);
+#pragma clang loop unroll(full)
     for (uint i = 0; i < 2; ++i) {
         const uint at = index * 64 + cell.row * 8 + cell.column + i;
         const float value = index % 2 == 0 ? of_floats.thread_elements()[i] : float(of_halves.thread_elements()[i]);

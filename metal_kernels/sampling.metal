@@ -123,7 +123,7 @@ inline uint most_likely(device const uint* logits, uint vocab_size, threadgroup 
 #pragma clang loop unroll(full)
             for (int b = 0; b < READS; ++b) {
                 const uint i = first + b * LANES;
-                batch[b] = i < range.end ? logits[i] : MINUS_INFINITY;
+                batch[b] = i < range.end ? logits[i] : uint(MINUS_INFINITY);
             }
 #pragma clang loop unroll(full)
             for (int b = 0; b < READS; ++b) {
@@ -138,9 +138,9 @@ inline uint most_likely(device const uint* logits, uint vocab_size, threadgroup 
         }
     }
     const uint highest = maximum_of_all(best, scratch, position);
-    const uint id = minimum_of_all(best == highest ? best_id : NO_TOKEN, scratch, position);
+    const uint id = minimum_of_all(best == highest ? best_id : uint(NO_TOKEN), scratch, position);
     const bool is_finite = highest < ordered(0x7F800000u) && highest > ordered(MINUS_INFINITY);
-    return is_finite ? id : NO_TOKEN;
+    return is_finite ? id : uint(NO_TOKEN);
 }
 
 inline float repeated(float logit, float penalty) {
@@ -364,7 +364,7 @@ inline uint find_equal(
             const uint i = first + position.lane;
             const bool is_equal = i < range.end && weights[i] == weight && is_kept(weight, i, cut);
             const uint up_to_here = running + simd_prefix_inclusive_sum(is_equal ? 1u : 0u);
-            found = simd_min(is_equal && up_to_here == number ? i : NO_TOKEN);
+            found = simd_min(is_equal && up_to_here == number ? i : uint(NO_TOKEN));
             running = simd_shuffle(up_to_here, ushort(LANES - 1));
         }
     }
@@ -433,7 +433,7 @@ inline Cut shortest(
     const ulong number = (wanted - above + one - 1) / one;
     Cut last;
     last.weight = prefix;
-    last.last_id = prefix == cut.weight ? cut.last_id : NO_TOKEN;
+    last.last_id = prefix == cut.weight ? cut.last_id : uint(NO_TOKEN);
     if (number < num_equal) {
         last.last_id = find_equal(weights, vocab_size, cut, prefix, uint(number), memory, position);
     }
@@ -485,7 +485,7 @@ inline uint draw(
             const uint weight = i < range.end ? weights[i] : 0;
             const float own = weight > 0 && is_kept(weight, i, cut) ? as_type<float>(weight) : 0.0f;
             const float up_to_here = running + simd_prefix_inclusive_sum(own);
-            found = simd_min(own > 0.0f && up_to_here > target ? i : NO_TOKEN);
+            found = simd_min(own > 0.0f && up_to_here > target ? i : uint(NO_TOKEN));
             running = simd_shuffle(up_to_here, ushort(LANES - 1));
         }
     }
@@ -545,7 +545,7 @@ inline uint draw(
 #pragma clang loop unroll(full)
                 for (int b = 0; b < BATCH; ++b) {
                     const uint i = first + b * LANES;
-                    batch[b] = i < range.end ? logits[i] : MINUS_INFINITY;
+                    batch[b] = i < range.end ? logits[i] : uint(MINUS_INFINITY);
                 }
 #pragma clang loop unroll(full)
                 for (int b = 0; b < BATCH; ++b) {

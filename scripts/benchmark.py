@@ -167,11 +167,11 @@ def measures(arguments):
 
 
 def prompt(arguments, depth=0):
-    return f"prompt of {arguments.prompt}" + (f" behind {depth}" if depth else "")
+    return f"prompt of {arguments.prompt}" + (f" at context {depth}" if depth else "")
 
 
 def generation(arguments, batch_size, depth=0):
-    return "generate" + (f", {batch_size} at once" if batch_size > 1 else "") + (f" behind {depth}" if depth else "")
+    return "generate" + (f", {batch_size} at once" if batch_size > 1 else "") + (f" at context {depth}" if depth else "")
 
 
 def run_tinyvllm(runner, model, program):

@@ -397,7 +397,7 @@ def keep_halves(path):
 
 
 def make_olmo2_golden(folder, model, ids):
-    """What OLMo 2 makes of OLMo 3's weights, beside them."""
+    """OLMo 2's results with OLMo 3's weights, in the same folder."""
     import torch
     import transformers
 
@@ -1119,7 +1119,7 @@ def forward(path, ids):
     attend = latent_attention if model.arch in LATENT_ARCHS else grouped_attention
     activation = gelu_tanh if model.arch == "gemma3" else silu
 
-    def behind(name, y):
+    def post_norm(name, y):
         """What is added to x, through a norm of its own if there is one."""
         return rms_norm(y, model[name], eps) if name in model else y
 
@@ -1134,7 +1134,7 @@ def forward(path, ids):
         y = attend(model, prefix, h, eps) @ model[prefix + "attn_output.weight"].T
         # Seed-OSS calls the norm before its networks like those after attention.
         is_only = prefix + "ffn_norm.weight" not in model
-        y = y if is_only else behind(prefix + "post_attention_norm.weight", y)
+        y = y if is_only else post_norm(prefix + "post_attention_norm.weight", y)
         x = x + residual_scale * y
         h = rms_norm(x, model[prefix + ("post_attention_norm.weight" if is_only else "ffn_norm.weight")], eps)
         if prefix + "ffn_gate_inp.weight" in model:
@@ -1144,7 +1144,7 @@ def forward(path, ids):
             has_gate = prefix + "ffn_gate.weight" in model
             gate, up = (model[prefix + "ffn_gate.weight"], up) if has_gate else np.split(up, 2)
             y = feed_forward(h, gate, up, down, activation)
-            x = x + residual_scale * behind(prefix + "post_ffw_norm.weight", y)
+            x = x + residual_scale * post_norm(prefix + "post_ffw_norm.weight", y)
     x = rms_norm(x, model["output_norm.weight"], eps)
     head = "output.weight" if "output.weight" in model else "token_embd.weight"
     return x @ model[head].T / model.number("logit_scale", 1.0)

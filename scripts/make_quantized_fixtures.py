@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Makes tests/fixtures/quantized.safetensors: a small matrix in each form in which other programs keep quantised
-weights, beside the values that it stands for.
+weights, with the values that they stand for.
 
     python scripts/make_quantized_fixtures.py tests/fixtures/quantized.safetensors
 

@@ -140,7 +140,7 @@ fn a_decode_step_allocates_nothing() {
             // The first steps bring the scratch memory to its size.
             allocations(&mut runner, params, 40);
             let (few, many) = (allocations(&mut runner, params, 2), allocations(&mut runner, params, 40));
-            // What is left is the lists that the step hands out, however many tokens are in them.
+            // The remaining allocations are the lists that a step returns, however many tokens are in them.
             assert_eq!(many, few, "{model}: 38 more tokens for each of {NUM_ROWS} sequences");
             assert!(few <= 4 * NUM_ROWS + 8, "{model}: {few} allocations to begin and end a step");
         }

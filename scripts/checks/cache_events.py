@@ -11,7 +11,7 @@ import time
 
 import msgpack
 import zmq
-from harness import PATIENCE, request
+from harness import TIMEOUT_SECONDS, request
 
 HEARTBEAT = 100  # ms
 END = b"\xff" * 8
@@ -26,7 +26,7 @@ def generate(url: str, seed: int):
 def connect(context, kind: int, endpoint: str):
     """A socket that gives the server three heartbeats to answer before it leaves."""
     socket = context.socket(kind)
-    socket.linger, socket.rcvtimeo = 0, 1000 * PATIENCE
+    socket.linger, socket.rcvtimeo = 0, 1000 * TIMEOUT_SECONDS
     socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT, 3 * HEARTBEAT
     socket.connect(endpoint)
     return socket

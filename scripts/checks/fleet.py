@@ -24,7 +24,7 @@ import time
 import harness
 import msgpack
 import zmq
-from harness import PATIENCE, Process, check, finish, free_port, wait_for
+from harness import TIMEOUT_SECONDS, Process, check, finish, free_port, wait_for
 
 BLOCK_SIZE = 32
 FLAGS = f"serve --threads 1 --max-model-len 512 --block-size {BLOCK_SIZE}"
@@ -154,7 +154,7 @@ class Index:
         """Asks for everything that was missed."""
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
             dealer.setsockopt(zmq.LINGER, 0)
-            dealer.setsockopt(zmq.RCVTIMEO, PATIENCE * 1000)
+            dealer.setsockopt(zmq.RCVTIMEO, TIMEOUT_SECONDS * 1000)
             dealer.connect(self.replica.replay)
             dealer.send_multipart([b"", self.next.to_bytes(8, "big")])
             while True:

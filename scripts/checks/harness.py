@@ -12,7 +12,7 @@ import time
 import urllib.request
 
 # Seconds for anything that is waited for.
-PATIENCE = 60
+TIMEOUT_SECONDS = 60
 FAILURES = []
 # From below those that systems hand out as ephemeral ports: they stay free until a process binds them.
 PORTS = iter(random.sample(range(15_000, 30_000), 10_000))
@@ -30,14 +30,14 @@ def request(url: str, body=None, key: str = "none"):
     """What the server answers: a value if it is JSON, else a text."""
     data = None if body is None else json.dumps(body).encode()
     headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
-    with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=PATIENCE) as answer:
+    with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=TIMEOUT_SECONDS) as answer:
         return json.load(answer) if "json" in answer.headers.get("content-type", "") else answer.read().decode()
 
 
 def wait_for(what: str, condition, process=None):
     """Until the condition gives something; a process that ends first ends the script."""
     start = time.monotonic()
-    while time.monotonic() - start < PATIENCE:
+    while time.monotonic() - start < TIMEOUT_SECONDS:
         if process and process.child.poll() is not None:
             raise SystemExit(f"FAIL  {what}: the program ended\n{process.said()}")
         try:
@@ -47,7 +47,7 @@ def wait_for(what: str, condition, process=None):
             pass
         time.sleep(0.1)
     said = f"\n{process.said()}" if process else ""
-    raise SystemExit(f"FAIL  {what} within {PATIENCE} s{said}")
+    raise SystemExit(f"FAIL  {what} within {TIMEOUT_SECONDS} s{said}")
 
 
 class Process:

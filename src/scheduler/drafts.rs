@@ -59,7 +59,7 @@ impl Scheduler {
             self.max_drafted_step.saturating_sub(num_tokens),
             // What others of the step need in the next one stays free.
             self.pool.num_allocatable().saturating_sub(output.sequences.len()) * self.config.block_size,
-            self.max_beside_other_clients(output),
+            self.max_with_other_clients(output),
         ]
         .into_iter()
         .min()
@@ -85,7 +85,7 @@ impl Scheduler {
 
     /// The most drafted tokens of a step with sequences of several clients: a client without drafts waits for those of
     /// others, so they make the step no more than a part longer.
-    fn max_beside_other_clients(&self, output: &SchedulerOutput) -> usize {
+    fn max_with_other_clients(&self, output: &SchedulerOutput) -> usize {
         let client = |planned: &PlannedSequence| self.queue.group(self.sequences[&planned.seq].client);
         let mut clients = output.sequences.iter().map(client);
         let first = clients.next();

@@ -43,7 +43,12 @@ pub(super) struct Holdings {
 impl Scheduler {
     /// The sequence that the waiting one of `client` may replace: the last one of the client that has most, of those
     /// that do not lag.
-    pub(super) fn giver(&self, client: ClientId, id: SeqId, holdings: &Holdings) -> Option<SeqId> {
+    pub(super) fn preemption_victim(
+        &self,
+        client: ClientId,
+        id: SeqId,
+        holdings: &Holdings,
+    ) -> Option<SeqId> {
         let gives = |other: &ClientId| {
             let last = self.last_of(*other)?;
             let scope = self.scope(client, *other);
@@ -56,9 +61,9 @@ impl Scheduler {
                 num_blocks: holding.num_blocks - sequence.block_table.len(),
                 num_window_blocks: holding.num_window_blocks - self.num_held_in_windows(sequence),
             };
-            let wanted = self.holding(client, scope, holdings) + self.wish(id);
+            let wanted = self.holding(client, scope, holdings) + self.demand(id);
             let may_give = !is_less_served
-                && !self.is_over_fair_share(client, self.wish(id), scope, holdings)
+                && !self.is_over_fair_share(client, self.demand(id), scope, holdings)
                 && self.is_over_fair_share(*other, Holding::default(), scope, holdings)
                 && self.level(*other, left, scope) >= self.level(client, wanted, scope);
             let alone = self.holding(*other, Scope::Client, holdings);
@@ -92,7 +97,7 @@ impl Scheduler {
     /// too. Not after one that has had much more.
     pub(super) fn must_stand_back(&self, client: ClientId, id: SeqId) -> bool {
         let holdings = self.holdings();
-        let is_over = |client, id, scope| self.is_over_fair_share(client, self.wish(id), scope, &holdings);
+        let is_over = |client, id, scope| self.is_over_fair_share(client, self.demand(id), scope, &holdings);
         if !is_over(client, id, Scope::Group) && !is_over(client, id, Scope::Client) {
             return false;
         }
@@ -155,7 +160,7 @@ impl Scheduler {
     }
 
     /// The resources of a waiting sequence, without cached blocks.
-    pub(super) fn wish(&self, id: SeqId) -> Holding {
+    pub(super) fn demand(&self, id: SeqId) -> Holding {
         let sequence = &self.sequences[&id];
         let num_blocks = self.blocks_for(sequence.token_ids().len());
         let num_window_blocks = self.num_window_blocks(num_blocks, 0);

@@ -18,8 +18,8 @@ use crate::kv_cache::BlockId;
 
 /// One in this many permits is kept free for new requests, while several clients come and go.
 const KEPT_PERMIT_RATIO: usize = 32;
-/// The smallest chunk of a prompt if several clients get one, as a fraction of a step.
-const MIN_CHUNK: usize = 16;
+/// If several clients have prompts, a chunk is at least this fraction of a step.
+const MAX_CHUNKS_PER_STEP: usize = 16;
 
 /// A step in the making.
 struct Plan {
@@ -162,7 +162,7 @@ impl Scheduler {
             let has_work = prompts.contains_key(client) || may_admit && self.queue.first(*client).is_some();
             has_work && !self.is_left_out(left_out, *client)
         });
-        let smallest = self.config.max_num_batched_tokens / MIN_CHUNK;
+        let smallest = self.config.max_num_batched_tokens / MAX_CHUNKS_PER_STEP;
         let (bounds, whole) = (self.prompt_bounds(&plan.output), plan.budget);
         let max_chunk = self.pace.as_ref().map_or(usize::MAX, Pace::max_chunk);
         while plan.budget > 0 {
@@ -419,7 +419,7 @@ impl Scheduler {
     }
 
     /// Whether the next step may be queued; if so, reserves blocks for one more token of each sequence. Not if there
-    /// are so many sequences that a client could be skipped in the next step, and not if a draft could be tried in it.
+    /// are enough sequences for a client to be skipped in the next step, and not if a draft could be tried in it.
     fn reserve_for_queued_step(&mut self, output: &SchedulerOutput) -> bool {
         self.async_scheduling
             && !self.may_draft_after(output)
@@ -475,16 +475,16 @@ impl Scheduler {
         let mut promised = Holding::default();
         for client in clients.iter().copied().filter(|_| clients.len() > 1) {
             let Some(id) = self.queue.first(client) else { continue };
-            let is_over = |scope| self.is_over_fair_share(client, self.wish(id), scope, &holdings);
+            let is_over = |scope| self.is_over_fair_share(client, self.demand(id), scope, &holdings);
             if is_over(Scope::Group) && is_over(Scope::Client) {
                 continue;
             }
             while self.cached_prefix_if_admissible(id, promised).is_none() {
-                let Some(victim) = self.giver(client, id, &holdings) else { break };
+                let Some(victim) = self.preemption_victim(client, id, &holdings) else { break };
                 self.preempt(victim, plan);
                 holdings = self.holdings();
             }
-            promised = promised + self.wish(id);
+            promised = promised + self.demand(id);
         }
     }
 

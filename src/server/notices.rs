@@ -44,7 +44,7 @@ impl Notices {
         drop(kinds);
         let more = match num_suppressed {
             0 => String::new(),
-            untold => format!(" ({untold} more like this since the last line)"),
+            num_suppressed => format!(" ({num_suppressed} more like this since the last line)"),
         };
         self.log.notice(&format!("{}{more}", message()));
     }

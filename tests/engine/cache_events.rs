@@ -66,7 +66,7 @@ fn request() -> impl Strategy<Value = Request> {
 }
 
 proptest! {
-    /// With a cache that is too small for them all: each hit is foretold to the token, and requests with a salt leave
+    /// With a cache that is too small for them all: each hit is predicted to the token, and requests with a salt leave
     /// no trace.
     #[test]
     fn the_record_foretells_each_hit(requests in proptest::collection::vec(request(), 1..40)) {
@@ -75,7 +75,7 @@ proptest! {
         core.record_cache_events();
         let mut mirror = Mirror::default();
         for request in requests {
-            let foretold = mirror.num_found(&request.prompt_token_ids);
+            let predicted = mirror.num_found(&request.prompt_token_ids);
             let (is_private, n) = (request.cache_salt.is_some(), request.params.n);
             let id = core.submit(request).unwrap();
             let found = run_to_end(&mut core)[&id].num_cached_tokens;
@@ -85,7 +85,7 @@ proptest! {
                 prop_assert!(mirror.blocks.len() <= num_before, "a private block was reported");
             } else {
                 // Each of its sequences reports it.
-                prop_assert_eq!(found, n * foretold);
+                prop_assert_eq!(found, n * predicted);
             }
         }
     }

@@ -136,7 +136,7 @@ fn without_the_pace_a_token_waits_for_whole_prompts() {
 fn the_time_of_a_constraint_is_its_client_s() {
     const STEP: f64 = 1e-3;
     const CONSTRAINT: f64 = 50e-3;
-    let steps_with_hog = |is_told: bool| {
+    let steps_with_hog = |reports_constraint_time: bool| {
         let config = EngineConfig { num_blocks: 4_096, step_cost: 1, ..EngineConfig::default() };
         let mut scheduler = Scheduler::new(config, 0);
         scheduler.keep_pace();
@@ -150,7 +150,7 @@ fn the_time_of_a_constraint_is_its_client_s() {
                 scheduler.advance(planned, if planned.samples.is_empty() { &[] } else { &[2] });
                 if planned.seq == hog {
                     num_steps += 1;
-                    if is_told {
+                    if reports_constraint_time {
                         scheduler.learn_constraint(hog, CONSTRAINT);
                     }
                 }

@@ -117,6 +117,7 @@ fn launches_outside_the_limits_are_errors() {
     check(&Launch { args: &many, ..right }, "4097 bytes of arguments");
     check(&Launch { args: &short, ..right }, "buffer(0) is given, but the kernel has none");
     check(&Launch { threadgroup_memory: 24, ..right }, "24 bytes of threadgroup memory");
+    check(&Launch { threadgroup_memory: 24_592, ..right }, "24592 bytes of threadgroup memory; more than");
     check(&Launch { threadgroup_memory: 32_784, ..right }, "32784 bytes of threadgroup memory");
     check(&Launch { threadgroup_memory: 16, ..right }, "the kernel has no threadgroup(0)");
     check(&Launch { num_threads: 0, ..right }, "0 threads");
@@ -185,4 +186,25 @@ fn the_sanitizers_see_an_access_out_of_bounds() {
     let line = 1 + DEFECTS.source.lines().position(|line| line.contains("void one_past_the_buffer")).unwrap();
     let location = format!("in defects.metal:{}", line + 1);
     assert!(message.contains("heap-buffer-overflow") && message.contains(&location), "{location}: {message}");
+}
+
+/// Apple's compiler gives a loop with functions of a simdgroup no remainder, so it unrolls it only if it knows the number of
+/// turns. It says so in a warning, which the compile tests on a Mac take for an error.
+#[test]
+fn a_loop_that_cannot_be_unrolled_is_an_error() {
+    let compiled = |body: &str| {
+        let gpu = Emulator::new(Variant::Fast)?;
+        let text = format!(
+            "#include <metal_stdlib>\nusing namespace metal;\n\
+             kernel void k(device float* x [[buffer(0)]], constant uint& n [[buffer(1)]],\n\
+             uint t [[thread_index_in_threadgroup]]) {{\n\
+             float sum = x[t];\n#pragma clang loop unroll_count(2)\nfor (uint i = 0; i < n; ++i) {{ {body} }}\nx[t] = sum;\n}}"
+        );
+        let gpu = gpu.with_text(&DEFECTS, text);
+        Some(gpu.check_language(&DEFECTS).map_err(|error| error.to_string()))
+    };
+    let Some(right) = compiled("sum = sum * 2.0f + x[i];") else { return };
+    assert_eq!(right, Ok(()));
+    let message = compiled("sum += simd_sum(sum);").unwrap().unwrap_err();
+    assert!(message.contains("loop not unrolled"), "{message}");
 }

@@ -174,7 +174,7 @@ impl LoadProgress for Heard {
 }
 
 #[test]
-fn progress_is_told_of_every_kernel() {
+fn progress_is_reported_for_every_kernel() {
     let gpu = Arc::new(Recorder::new(Duration::MAX));
     let heard = Heard::default();
     load(gpu.clone(), DEMO, &heard);

@@ -163,7 +163,7 @@ fn late_work_is_not_seen_before_the_host_waits() {
 }
 
 #[test]
-fn the_device_appears_as_it_is_told() {
+fn the_device_appears_as_configured() {
     let Some(gpu) = Emulator::new(Variant::Fast) else { return };
     let gpu = gpu.with_class(ChipClass::Ultra).with_working_set(1 << 20);
     assert_eq!((gpu.class(), gpu.working_set_bytes()), (ChipClass::Ultra, 1 << 20));

@@ -52,7 +52,7 @@ fn they_are_the_first_lines_of_a_self_test_and_name_the_limits() {
 
 /// A GPU that differs in one line of a library's text, and the expected message.
 #[test]
-fn a_gpu_that_is_different_is_told_apart() {
+fn a_gpu_that_is_different_is_detected() {
     let cases = [
         (
             "probe",
@@ -119,7 +119,7 @@ fn a_gpu_that_is_different_is_told_apart() {
 }
 
 #[test]
-fn a_gpu_with_too_few_threads_is_told_apart() {
+fn a_gpu_with_too_few_threads_is_detected() {
     let Some(gpu) = Emulator::new(Variant::Fast) else { return };
     let checks = probes(gpu.with_max_threads(352));
     let limits = |check: &&Check| check.name.starts_with("limits of ");

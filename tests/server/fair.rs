@@ -30,7 +30,7 @@ fn ask(server: &Server, client: &str, body: &str) -> Answer {
 }
 
 /// What was generated in all until a short answer for another client was complete.
-fn generated_beside(server: &Server, others: &[TcpStream], num_there: usize) -> f64 {
+fn generated_under_load(server: &Server, others: &[TcpStream], num_there: usize) -> f64 {
     server.wait_for_metric("vllm:num_requests_running", num_there as f64);
     let before = server.metric(GENERATED);
     let answer = ask(server, "other", &body(&json!("Once upon"), 4, &json!({})));
@@ -63,7 +63,7 @@ fn many_requests_of_one_client_leave_permits_and_blocks_for_another() {
     let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
     assert!(message.contains("12 of them this client's"), "{message}");
     // Twelve answers of 480 tokens are 5,760; four sequences at once have not generated a tenth of it.
-    let generated = generated_beside(&server, &crowd, 4);
+    let generated = generated_under_load(&server, &crowd, 4);
     assert!(generated < 500.0, "{generated} tokens came first");
     assert!(server.metric("vllm:num_preemptions_total") >= 1.0);
 }
@@ -72,7 +72,7 @@ fn many_requests_of_one_client_leave_permits_and_blocks_for_another() {
 fn a_request_with_as_many_sequences_as_permits_leaves_one_for_another() {
     let server = slow_server();
     let group = [begin(&server, "crowd", &body(&json!("A crowd"), 480, &json!({"n": 4})))];
-    let generated = generated_beside(&server, &group, 4);
+    let generated = generated_under_load(&server, &group, 4);
     assert!(generated < 500.0, "{generated} tokens came first");
 }
 
@@ -84,7 +84,7 @@ fn a_list_of_prompts_leaves_a_permit_for_another() {
     let mut stream = connect(server.address());
     let list = body(&json!(prompts), 480, &json!({"user": "crowd"}));
     stream.write_all(post_bytes(COMPLETIONS, "", &list).as_bytes()).unwrap();
-    let generated = generated_beside(&server, &[stream], 4);
+    let generated = generated_under_load(&server, &[stream], 4);
     assert!(generated < 500.0, "{generated} tokens came first");
 }
 

@@ -82,7 +82,7 @@ fn dropped_bytes_are_reported_in_the_answer_and_once_in_the_log() {
     };
     assert_eq!(send("he\u{7}llo", 200).as_deref(), Some("0x07"));
     assert_eq!(send("hello", 200), None);
-    // What is left of this prompt is empty.
+    // Without that character the prompt is empty.
     assert_eq!(send("\u{7}", 400).as_deref(), Some("0x07"));
     let with_grammar = |grammar: Value| {
         let body = json!({"prompt": "hello", "max_tokens": 2, "structured_outputs": grammar});

@@ -76,7 +76,7 @@ impl Transfer<'_> {
                 limit: 1,
                 range_bytes: first_range,
                 pause: None,
-                untold_pause: None,
+                unreported_pause: None,
                 storage: None,
                 etag: None,
                 end: None,
@@ -122,7 +122,7 @@ struct State {
     range_bytes: u64,
     /// No request is sent before then.
     pause: Option<Instant>,
-    untold_pause: Option<Duration>,
+    unreported_pause: Option<Duration>,
     /// Where the file was found last.
     storage: Option<Address>,
     /// Each host's name of the content, known after its first range.
@@ -175,7 +175,7 @@ impl Crew<'_> {
         loop {
             let mut state = self.state();
             let bytes = loop {
-                if let Some(pause) = state.untold_pause.take() {
+                if let Some(pause) = state.unreported_pause.take() {
                     drop(state);
                     progress.pause(partial.name, pause);
                     state = self.state();
@@ -297,7 +297,7 @@ impl Crew<'_> {
         if is_limited {
             // A pause for one connection applies to all, and the user should see the reason.
             state.pause = state.pause.max(Some(until));
-            state.untold_pause = state.untold_pause.max(Some(pause));
+            state.unreported_pause = state.unreported_pause.max(Some(pause));
             self.news.notify_all();
         }
         while state.end.is_none() {

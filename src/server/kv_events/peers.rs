@@ -49,7 +49,7 @@ impl Closed {
             Self::Handshake => "handshake",
             Self::Stalled => "stalled",
             Self::Idle => "idle",
-            Self::Fault(Fault::TooSlow) => "behind",
+            Self::Fault(Fault::TooSlow) => "too slow",
             Self::Fault(_) => "protocol",
         }
     }

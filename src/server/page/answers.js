@@ -4,7 +4,7 @@ const Answers = (() => {
   /** Milliseconds between two times that a growing answer is stored. */
   const PAUSE = 1000;
   /** Milliseconds for other tabs to reply that they generate an answer. A tab without a reply is gone. */
-  const PATIENCE = 500;
+  const REPLY_TIMEOUT_MS = 500;
   /** The id of this tab. A message that grows has it as its `growing`. */
   const tab = newId();
   /** Conversation's id → the answer in progress: its controller, conversation and message. */
@@ -178,7 +178,7 @@ const Answers = (() => {
     isAsking = true;
     alive = new Set();
     Library.notify({ whoGives: true });
-    await Server.sleep(PATIENCE);
+    await Server.sleep(REPLY_TIMEOUT_MS);
     isAsking = false;
     for (const [conversation, message] of strangers()) {
       // Tabs that began meanwhile were not asked.

@@ -113,6 +113,10 @@ const WARNINGS: [&str; 8] = [
 const ADDRESS_SPACE_FLAGS: [&str; 5] =
     ["-x", "clcpp", "-cl-std=clc++2021", "-cl-no-stdinc", "--target=x86_64-linux-gnu"];
 
+/// To optimise without an object, for what only the optimiser finds: a loop that it cannot unroll as its pragma says.
+const UNROLL_FLAGS: [&str; 8] =
+    ["-O2", "-Wpass-failed", "-Werror=pass-failed", "-nostdinc", "-emit-llvm", "-S", "-o", "/dev/null"];
+
 /// The oldest version known to compile the shim in all modes.
 const MIN_VERSION: u32 = 19;
 
@@ -149,8 +153,8 @@ impl Compiler {
         slot.get_or_init(|| self.load(text, variant).map(Arc::new)).clone()
     }
 
-    /// Whether the language accepts a library, as far as clang can check: as C++14 without warnings, and as OpenCL C++,
-    /// whose address spaces and vectors are those of the language.
+    /// Whether the language accepts a library, as far as clang can check: as C++14 without warnings, as OpenCL C++,
+    /// whose address spaces and vectors are those of the language, and with every loop unrolled that is to be.
     ///
     /// # Errors
     /// The compiler's messages.
@@ -163,6 +167,9 @@ impl Compiler {
         let results = [
             check("strict", Mode::Run, &RUN_FLAGS),
             check("address-spaces", Mode::AddressSpaces, &ADDRESS_SPACE_FLAGS),
+            self.rewrite(text, Mode::Unrolled).and_then(|unrolled| {
+                self.syntax("unrolled", &unrolled.text, &[&RUN_FLAGS[..], &UNROLL_FLAGS].concat())
+            }),
         ];
         let messages: Vec<String> = results.into_iter().filter_map(Result::err).collect();
         if messages.is_empty() { Ok(()) } else { Err(messages.join("\n")) }

@@ -400,6 +400,15 @@ impl Gpu for Emulator {
         let entry = entry.ok_or_else(|| Error::internal("a pipeline of another device"))?;
         let function = entry.function.clone();
         launch.check(&function, self.limits)?;
+        let memory = launch.threadgroup_memory;
+        if self.class != ChipClass::Nvidia
+            && memory > MAX_DYNAMIC_MEMORY
+            && !WITH_MORE_MEMORY.contains(&&*function)
+        {
+            return Err(Error::internal(format!(
+                "{function}: {memory} bytes of threadgroup memory; more than {MAX_DYNAMIC_MEMORY} leave a compiler too little"
+            )));
+        }
         let work = checked(launch).map_err(|message| Error::internal(format!("{function}: {message}")))?;
         *queue.num_dispatches.entry(function).or_default() += 1;
         match self.timing {
@@ -458,6 +467,12 @@ fn checked_range(memory: &Memory, offset: usize, len: usize) -> Result<*mut u8> 
     }
     Ok(memory.at().wrapping_add(offset))
 }
+
+/// Dynamic threadgroup memory of a launch on an Apple GPU, which has 32 KiB in all: the static memory of a kernel, and what a
+/// compiler adds, have to fit too.
+const MAX_DYNAMIC_MEMORY: usize = 24 << 10;
+/// Kernels without static memory that may take all of it: `choose_experts` does for 512 experts.
+const WITH_MORE_MEMORY: [&str; 1] = ["choose_experts"];
 
 /// Bindings that Metal would reject, and sizes beyond the emulator's limits.
 fn checked(launch: &Launch<'_>) -> Result<Work, String> {

@@ -181,13 +181,12 @@ kernel void spaces_as_they_are(
     simdgroup_load(left, s, 8);
     simdgroup_load(right, s + 64, 8, ulong2(0), true);
     simdgroup_multiply_accumulate(c, left, right, c);
-    thread auto& e = c.thread_elements();
     const uint n = a.n;
-    const half2 h = half2(half(e[0]), half(1));
+    const half2 h = half2(half(c.thread_elements()[0]), half(1));
     float2 f = float2(h);
     f.xy = f.yx;
     uchar4 u = as_type<uchar4>(n);
-    o[t] = run(a, x, s, t) + f.x + float(u.x) + simd_sum(e[1]);
+    o[t] = run(a, x, s, t) + f.x + float(u.x) + simd_sum(c.thread_elements()[1]);
 }
 
 // right

@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable, bytes_of};
 
 use super::layout::UNIT;
-use super::tensor_cores::{MAX_K_SPLITS, MAX_SEVERAL, MAX_SHARED, MIN_SEVERAL, SLICES};
+use super::tensor_cores::{MAX_K_SPLITS, MAX_SEVERAL, MAX_SPLIT_ROWS, MIN_SEVERAL, SLICES};
 use crate::ops::gpu::backend::{Flags, GpuBackend, Work};
 use crate::ops::gpu::cost::Cost;
 use crate::ops::gpu::kernel::Kernel;
@@ -91,7 +91,7 @@ pub(crate) struct PackedActivations {
     /// The partial sums of thread blocks that share columns (split-K): `[split, row, columns]`.
     partials: GpuBuffer,
     /// The capacity of each split, in rows.
-    max_shared: usize,
+    max_split_rows: usize,
 }
 
 /// Activations to pack.
@@ -149,9 +149,9 @@ impl PackedActivations {
         }
         let allocate = |len: usize| gpu.device().allocate(len, Placement::Private);
         let halves = allocate(2 * max_rows * stride(max_cols))?;
-        let max_shared = max_rows.min(MAX_SHARED);
-        let partials = allocate(4 * MAX_K_SPLITS * max_shared * max_cols)?;
-        Ok(Some(Self { halves, factors: allocate(4 * max_rows)?, partials, max_shared }))
+        let max_split_rows = max_rows.min(MAX_SPLIT_ROWS);
+        let partials = allocate(4 * MAX_K_SPLITS * max_split_rows * max_cols)?;
+        Ok(Some(Self { halves, factors: allocate(4 * max_rows)?, partials, max_split_rows }))
     }
 
     /// Grows the memory to this many values, or allocates it.
@@ -163,7 +163,7 @@ impl PackedActivations {
     ) -> Result<()> {
         match (&mut *packed, Self::new(gpu, max_rows, max_cols)?) {
             (Some(old), Some(new)) => {
-                old.max_shared = old.max_shared.max(new.max_shared);
+                old.max_split_rows = old.max_split_rows.max(new.max_split_rows);
                 let buffers = [
                     (&mut old.halves, new.halves),
                     (&mut old.factors, new.factors),
@@ -182,9 +182,9 @@ impl PackedActivations {
     }
 
     /// The maximum number of thread blocks that share the columns of a tile of results, which have `num_cols` columns.
-    /// It is the same for every number of rows up to [`MAX_SHARED`], and so is the order of additions.
+    /// It is the same for every number of rows up to [`MAX_SPLIT_ROWS`], and so is the order of additions.
     pub(in crate::ops::gpu) fn max_k_splits(&self, num_cols: usize) -> usize {
-        let len = 4 * self.max_shared * num_cols;
+        let len = 4 * self.max_split_rows * num_cols;
         [MAX_K_SPLITS, 2]
             .into_iter()
             .find(|num_k_splits| num_k_splits * len <= self.partials.len())

@@ -10,7 +10,7 @@ use crate::weights::DType;
 ///
 /// A row has the same bits in every variant of [`MatmulVariant::Few`] and [`MatmulVariant::Several`], and so in every
 /// batch of up to [`MAX_SEVERAL`] rows: the order of additions depends on the matrix only. The same holds within
-/// [`MatmulVariant::Many`] for up to [`MAX_SHARED`] rows, and for more.
+/// [`MatmulVariant::Many`] for up to [`MAX_SPLIT_ROWS`] rows, and for more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::ops::gpu) enum MatmulVariant {
     /// Weights are loaded to registers; each is decoded once for all rows of a thread block.
@@ -55,7 +55,7 @@ pub(in crate::ops::gpu) const MAX_SEVERAL: usize = 64;
 
 /// The maximum rows of activations for which thread blocks of [`MatmulVariant::Many`] may share the columns of a tile,
 /// those of the largest tile: more rows have several tiles for each 128 rows of weights.
-pub(in crate::ops::gpu) const MAX_SHARED: usize = MatmulVariant::MAX_TOKENS;
+pub(in crate::ops::gpu) const MAX_SPLIT_ROWS: usize = MatmulVariant::MAX_TOKENS;
 
 /// The maximum number of thread blocks that share the columns of a tile.
 pub(in crate::ops::gpu) const MAX_K_SPLITS: usize = 4;
@@ -145,7 +145,7 @@ impl MatmulVariant {
     ///
     /// They depend on the next power of two of the number of rows, so that all variants of a model are known before its
     /// first step. The number of thread blocks that share columns determines the order of additions. It is the same for
-    /// all numbers of rows up to [`MAX_SHARED`].
+    /// all numbers of rows up to [`MAX_SPLIT_ROWS`].
     fn many(format: DType, size: Size, num_cores: usize, threadgroup_memory: usize) -> Self {
         let num_tiles = size.num_results.div_ceil(TILE) * size.num_matrices;
         let cluster = if size.is_alone() && !format.is_quantized() { CLUSTER } else { 0 };
@@ -172,11 +172,11 @@ impl MatmulVariant {
             })
         };
         let num_rows = size.num_rows.next_power_of_two();
-        let may_share = size.is_alone() && num_rows <= MAX_SHARED && num_tiles < num_cores;
+        let may_split_k = size.is_alone() && num_rows <= MAX_SPLIT_ROWS && num_tiles < num_cores;
         // Each has at least two steps.
         let max_k_splits =
-            if may_share { size.max_k_splits.min(size.num_columns.div_ceil(2 * STEP)).max(1) } else { 1 };
-        let num_k_splits = best(MAX_SHARED, max_k_splits, 1).num_k_splits();
+            if may_split_k { size.max_k_splits.min(size.num_columns.div_ceil(2 * STEP)).max(1) } else { 1 };
+        let num_k_splits = best(MAX_SPLIT_ROWS, max_k_splits, 1).num_k_splits();
         best(num_rows, num_k_splits, num_k_splits)
     }
 

@@ -41,7 +41,8 @@ impl Rewriter {
                     continue;
                 }
             }
-            if token.is_any(&["threadgroup_barrier", "simdgroup_barrier"]) && self.mode == Mode::Run {
+            if token.is_any(&["threadgroup_barrier", "simdgroup_barrier"]) && self.mode != Mode::AddressSpaces
+            {
                 let open = (index + 1..tokens.len()).find(|&i| !tokens[i].is_blank());
                 let open = open.ok_or_else(|| format!("{}: a barrier without argument", token.location()))?;
                 let end = closing(tokens, open)?;

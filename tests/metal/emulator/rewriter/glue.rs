@@ -7,7 +7,7 @@ use super::{Instance, Mode, Parameter, ParameterKind, Rewriter};
 impl Rewriter {
     pub(super) fn glue(&self, text: &mut String) -> Result<(), String> {
         match self.mode {
-            Mode::Run => self.tables(text),
+            Mode::Run | Mode::Unrolled => self.tables(text),
             Mode::AddressSpaces => self.uses(text),
         }
     }

@@ -21,6 +21,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) enum Mode {
     /// C++ for this machine, to be run.
     Run,
+    /// The same with the pragmas that unroll loops, to be optimised, not run.
+    Unrolled,
     /// OpenCL C++, whose address spaces are the language's: to be checked, not run.
     AddressSpaces,
 }
@@ -125,9 +127,9 @@ pub(crate) fn rewrite(source: &str, mode: Mode, is_metal: bool) -> Result<Rewrit
     };
     let mut text = String::from("#include \"msl.hpp\"\n");
     for token in rewriter.all(&tokens)? {
-        // clang ignores pragmas for Apple's compiler; unrolling would only cost time here.
+        // Unrolling would only cost time.
         let is_pragma = token.kind == tokens::Kind::Directive && token.text.starts_with("#pragma");
-        if !is_pragma {
+        if !is_pragma || mode == Mode::Unrolled {
             text.push_str(&token.text);
         }
     }

@@ -38,10 +38,12 @@ extern __attribute__((visibility("hidden"))) long msl_defect;
 enum { MSL_SHUFFLE = 3, MSL_REDUCTION, MSL_SCAN, MSL_VOTE, MSL_MATRIX };
 enum { MSL_INACTIVE_LANE, MSL_NO_SUCH_LANE, MSL_PARTIAL_MATRIX };
 
-void msl_threadgroup_barrier(int flags, int site, int line);
-void msl_simdgroup_barrier(int flags, int site, int line);
+// Convergent, as Apple's are: a loop with one of these gets no remainder when it is unrolled.
+#define MSL_CONVERGENT __attribute__((convergent))
+MSL_CONVERGENT void msl_threadgroup_barrier(int flags, int site, int line);
+MSL_CONVERGENT void msl_simdgroup_barrier(int flags, int site, int line);
 // Waits until all lanes have given their value.
-MslExchange* msl_exchange(const void* value, int size, int operation, int line);
+MSL_CONVERGENT MslExchange* msl_exchange(const void* value, int size, int operation, int line);
 int msl_lane();
 void* msl_threadgroup_variable(int site, unsigned long size, int alignment);
 void* msl_argument_pointer(int position);

@@ -6,7 +6,7 @@
 #include "abi.hpp"
 
 #define MSL_HERE int line = __builtin_LINE()
-#define MSL_UNCHECKED __attribute__((no_sanitize("thread", "address", "undefined"), noinline))
+#define MSL_UNCHECKED __attribute__((no_sanitize("thread", "address", "undefined"), noinline, convergent))
 #define MSL_UNCHECKED_INLINE __attribute__((no_sanitize("thread", "address", "undefined"), always_inline)) inline
 
 namespace metal {

@@ -135,7 +135,6 @@ impl Gpu for AppleGpu {
         ensure_bindings(launch).map_err(|error| error.context(kernel.name()))?;
         let size = |[width, height, depth]: [usize; 3]| MTLSize { width, height, depth };
         let encode = |encoder: &ComputeCommandEncoder| -> Result<()> {
-            encoder.set_compute_pipeline_state(kernel.state());
             if !launch.args.is_empty() {
                 encoder.set_bytes_directly(0, launch.args.len(), launch.args.as_ptr().cast());
             }
@@ -152,7 +151,7 @@ impl Gpu for AppleGpu {
             encoder.dispatch_thread_groups(size(launch.grid), size([launch.num_threads, 1, 1]));
             Ok(())
         };
-        autoreleasepool(|_| self.queue.compute(launch.threadgroup_memory, encode))
+        autoreleasepool(|_| self.queue.compute(kernel.state(), launch.threadgroup_memory, encode))
     }
 
     fn write(&self, target: &GpuBuffer, offset: usize, bytes: &[u8]) -> Result<()> {

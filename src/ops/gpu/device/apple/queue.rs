@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use candle_metal_kernels::metal::{
-    BlitCommandEncoder, Buffer, CommandBuffer, CommandQueue, ComputeCommandEncoder, Device, Fence,
-    PrevCeOutputs, ResidencySet,
+    BlitCommandEncoder, Buffer, CommandBuffer, CommandQueue, ComputeCommandEncoder, ComputePipeline, Device,
+    Fence, PrevCeOutputs, ResidencySet,
 };
 use objc2::available;
 use objc2::rc::Retained;
@@ -94,9 +94,10 @@ impl Queue {
         Ok(Self { queue, fence: Arc::new(Fence::new(device)), with_barriers, state: Mutex::new(state) })
     }
 
-    /// Encodes one dispatch. If `encode` fails, it must not have encoded the dispatch itself.
+    /// Encodes one dispatch of a pipeline. If `encode` fails, it must not have encoded the dispatch itself.
     pub(super) fn compute(
         &self,
+        pipeline: &ComputePipeline,
         threadgroup_memory: usize,
         encode: impl FnOnce(&ComputeCommandEncoder) -> Result<()>,
     ) -> Result<()> {
@@ -112,6 +113,8 @@ impl Queue {
             (0, 0) => 0,
             (wanted, _) => wanted.next_multiple_of(THREADGROUP_UNIT).max(THREADGROUP_UNIT),
         };
+        // The pipeline comes first: Metal may compare a length with the static memory of the current one.
+        compute.encoder.set_compute_pipeline_state(pipeline);
         if wanted != compute.threadgroup_memory {
             compute.threadgroup_memory = wanted;
             compute.encoder.set_threadgroup_memory_length(0, wanted);

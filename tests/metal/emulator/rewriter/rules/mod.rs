@@ -6,6 +6,7 @@
 //! stricter than the language.
 
 mod code;
+mod compiled;
 mod kernels;
 
 use super::outline::Outline;
@@ -42,7 +43,7 @@ pub(super) fn findings(outline: &Outline<'_>) -> Vec<String> {
     found.collect()
 }
 
-pub(super) static RULES: [Rule; 27] = [
+pub(super) static RULES: [Rule; 32] = [
     Rule {
         demand: "the positions and sizes of a kernel are all scalars or all vectors of one length",
         find: kernels::positions_alike,
@@ -215,5 +216,35 @@ pub(super) static RULES: [Rule; 27] = [
         find: code::pragmas,
         defect: "inline int f(int x) {\n#pragma clang loop vectorize(enable)\n    for (int i = 0; i < 4; ++i) { x += i; }\n    return x; }",
         right: "inline int f(int x) {\n#pragma clang loop unroll(full)\n    for (int i = 0; i < 4; ++i) { x += i; }\n    return x; }",
+    },
+    Rule {
+        demand: "the number of turns of an unrolled loop is no function constant",
+        find: compiled::bounds_of_unrolled_loops,
+        defect: "constant ushort N [[function_constant(0)]];\ninline float f(float x) {\n#pragma clang loop unroll_count(2)\n    for (int i = 0; i < N; ++i) { x = simd_sum(x); }\n    return x; }",
+        right: "constant ushort N [[function_constant(0)]];\ninline float f(float x) {\n#pragma clang loop unroll_count(2)\n    for (int i = 0; i < N; ++i) { x = x * x; }\n    return x; }",
+    },
+    Rule {
+        demand: "an element of a matrix has an index that is known when the loops around it are unrolled",
+        find: compiled::elements_of_matrices,
+        defect: "inline float f(thread simdgroup_float8x8& m, int i) { return m.thread_elements()[i]; }",
+        right: "inline float f(thread simdgroup_float8x8& m, int i) { return m.thread_elements()[1] * i; }",
+    },
+    Rule {
+        demand: "a matrix of an array has an index that is known when the loops around it are unrolled",
+        find: compiled::arrays_of_matrices,
+        defect: "inline void f(float x) {\n    simdgroup_float8x8 m[2];\n    for (int i = 0; i < 2; ++i) { m[i] = simdgroup_float8x8(x); }\n}",
+        right: "inline void f(float x) {\n    simdgroup_float8x8 m[2];\n#pragma clang loop unroll(full)\n    for (int i = 0; i < 2; ++i) { m[i] = simdgroup_float8x8(x); }\n}",
+    },
+    Rule {
+        demand: "no arm of a condition is the name of a constant, which is in another address space than a variable",
+        find: compiled::arms_of_conditions,
+        defect: "constant float LOW = -1.0f; inline float f(float x) { return x > 0.0f ? x : LOW; }",
+        right: "constant float LOW = -1.0f; inline float f(float x) { return x > LOW ? x : float(LOW); }",
+    },
+    Rule {
+        demand: "a structure that another one is derived from has static members only",
+        find: compiled::bases_without_data,
+        defect: "struct A { int n; }; struct B : A { static int f(int x) { return x; } };",
+        right: "struct A { static int g(int x) { return x; } }; struct B : A { int n; };",
     },
 ];
