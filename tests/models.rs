@@ -34,6 +34,8 @@ mod names;
 mod packed;
 #[path = "models/pictures.rs"]
 mod pictures;
+#[path = "models/ranks.rs"]
+mod ranks;
 
 const BLOCK_SIZE: usize = 16;
 const NUM_BLOCKS: usize = 24;
@@ -95,17 +97,28 @@ impl Default for Setup {
     }
 }
 
+impl Setup {
+    fn context(&self) -> Context {
+        match self.kernels {
+            Kernels::Cpu(level) => Context::cpu(self.num_threads, level),
+            Kernels::Reference => Context::reference(ReferenceBackend::cpu()),
+        }
+    }
+}
+
 impl Instance {
     fn open(path: &str, setup: Setup) -> Self {
+        Self::on(setup.context(), path, setup)
+    }
+
+    /// On a device, which may be one of several ranks.
+    fn on(context: Context, path: &str, setup: Setup) -> Self {
         let checkpoint = Checkpoint::open(&fixture(path)).unwrap();
         let mut config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
         if setup.drafts_itself {
             config.load_mtp_block(&checkpoint).unwrap();
         }
-        let context = Arc::new(match setup.kernels {
-            Kernels::Cpu(level) => Context::cpu(setup.num_threads, level),
-            Kernels::Reference => Context::reference(ReferenceBackend::cpu()),
-        });
+        let context = Arc::new(context);
         let single = || Quantizer::to_dense(DType::F32, NonZeroUsize::MIN);
         let quantizer = setup.quantization.map(|kind| Quantizer::new(kind, &checkpoint, None));
         let mut options = LoadOptions {
@@ -130,8 +143,8 @@ impl Instance {
             model = load();
         }
         let num_blocks = NUM_BLOCKS * BLOCK_SIZE / setup.block_size;
-        let config = config.with_cached_layers();
-        let cache = KvCache::new(&context, &config, num_blocks, setup.block_size, setup.dtype).unwrap();
+        let cached = model.config().with_cached_layers();
+        let cache = KvCache::new(&context, &cached, num_blocks, setup.block_size, setup.dtype).unwrap();
         Self { model, cache, block_size: setup.block_size, num_grouped: 0 }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::config::ModelConfig;
-use crate::layers::{Activations, FeedForward, LayerInput, Loader, RopeTables, SelfAttention};
+use crate::layers::{Activations, Cut, FeedForward, LayerInput, Loader, RopeTables, SelfAttention};
 use crate::models::mtp::{Mtp, MtpBlock};
 use crate::models::{CausalLm, InputBatch, LoadOptions};
 use crate::ops::{
@@ -83,13 +83,13 @@ impl<A: SelfAttention> DecoderLm<A> {
             loader.ignore("output.weight");
         }
         Ok(Self {
-            embedding: loader.matrix("token_embd.weight", vocab, hidden)?,
+            embedding: loader.matrix("token_embd.weight", vocab, hidden, Cut::Whole)?,
             layers: (0..config.num_layers)
                 .map(|index| Layer::load(loader, config, index))
                 .collect::<Result<_>>()?,
             norm: loader.norm_times("output_norm", hidden, config.rms_norm_eps, config.logits_scale)?,
             head: (!config.tie_word_embeddings)
-                .then(|| loader.matrix("output.weight", vocab, hidden))
+                .then(|| loader.matrix("output.weight", vocab, hidden, Cut::Whole))
                 .transpose()?,
             ropes: RopeTables::new(loader, config, options.max_model_len)?,
             activations: Activations::new(context, config, &limits)?,

@@ -29,8 +29,8 @@ pub fn compile_kernels(
     let Some(dry_run) = context.dry_run() else { return Ok(()) };
     let dry_run = Arc::new(dry_run);
     let mut model = load(checkpoint, config, &dry_run, options, &|_| ())?;
-    let cached = config.with_cached_layers();
-    let mut cache = KvCache::new(&dry_run, &cached, 1, options.block_size, kv_cache_dtype)?;
+    let own = config.of_shard(context.shard())?;
+    let mut cache = KvCache::new(&dry_run, &own.with_cached_layers(), 1, options.block_size, kv_cache_dtype)?;
     let mut sampler = DeviceSampler::new(&dry_run)?;
     let mut batch = InputBatch::default();
     let mut forward = |sequences: &[WarmUpSequence], num_outputs: usize| {

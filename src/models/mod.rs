@@ -30,7 +30,7 @@ use decoder::DecoderLm;
 
 /// A language model with its weights and the memory of a step.
 pub trait CausalLm: Send {
-    /// The model's configuration.
+    /// The model's configuration: that of the shard that is computed here.
     fn config(&self) -> &ModelConfig;
 
     /// The device that it is on.
@@ -98,12 +98,13 @@ impl LoadOptions {
     }
 }
 
-/// Loads the weights of a model. `on_progress` is called after each tensor, or more often while weights
+/// Loads the weights of a model, or of the [shard](Context::shard) of it that is computed here. `on_progress` is called after each tensor, or more often while weights
 /// are quantised, and from any thread.
 ///
 /// # Errors
 /// If a tensor is missing, has another shape than `config` says or cannot be read, if the checkpoint has tensors that
-/// the architecture does not use, or the device has no kernels for it.
+/// the architecture does not use, or the device has no kernels for it; [`crate::ErrorKind::Unsupported`] if it cannot be
+/// divided among the ranks.
 pub fn load(
     checkpoint: &Checkpoint,
     config: &ModelConfig,
@@ -112,7 +113,16 @@ pub fn load(
     on_progress: &(dyn Fn(LoadProgress) + Sync),
 ) -> Result<Box<dyn CausalLm>> {
     options.validate()?;
+    let shard = context.shard();
+    if !shard.is_whole() && options.expert_file.is_some() {
+        return Err(Error::unsupported(
+            "experts in a file are all of them, and a rank has only a part of each",
+        )
+        .with_hint("run the model on one rank, or keep experts in memory"));
+    }
+    let config = &config.of_shard(shard)?;
     let loader = Loader::new(checkpoint, context, options.quantizer.clone(), on_progress)?
+        .of_shard(shard)
         .with_expert_file(options.expert_file.clone())
         .with_norm_offset(config.norm_offset);
     let first_unused = config.mtp_layer().map_or(config.num_layers, |layer| layer + 1);
