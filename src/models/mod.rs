@@ -20,7 +20,7 @@ use crate::weights::{Checkpoint, Quantizer};
 use crate::{Error, Result};
 
 pub use crate::layers::LoadProgress;
-pub use batch::InputBatch;
+pub use batch::{InputBatch, Wanted};
 pub use cached_range::{CachedRange, cached_range};
 pub use first_use::compile_kernels;
 pub use mtp::Mtp;
@@ -36,13 +36,20 @@ pub trait CausalLm: Send {
     /// The device that it is on.
     fn context(&self) -> &Arc<Context>;
 
-    /// Computes a step: writes the keys and values of its tokens to the cache and returns the logits of
-    /// `batch.logits_indices`, `[logits_indices.len(), vocab_size]`, which stay valid until the next step.
+    /// Computes a step: writes the keys and values of its tokens to the cache and returns the logits of the tokens of which
+    /// they are wanted, `[num_logits, vocab_size]`, which stay valid until the next step.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Internal`] if the batch is larger than the model was loaded for, or names tokens,
     /// positions or blocks that do not exist.
     fn forward(&mut self, batch: &InputBatch, cache: &mut KvCache) -> Result<&Buffer>;
+
+    /// The hidden states after the last norm that the last step's `batch` wanted, in their order, `[num_hidden, hidden_size]`.
+    /// They are those of the model before a factor that it has for logits.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Internal`] if the batch is larger than the model was loaded for, or the device failed.
+    fn hidden_states(&self, batch: &InputBatch) -> Result<Vec<f32>>;
 
     /// The same with its MTP block, if it was loaded with it.
     fn mtp(&mut self) -> Option<&mut dyn Mtp>;

@@ -4,6 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tinyvllm::config::ModelConfig;
+use tinyvllm::models::{self, InputBatch, LoadOptions, Wanted};
+use tinyvllm::ops::reference::ReferenceBackend;
 use tinyvllm::ops::{
     AttentionHeads, AttentionLimits, AttentionMetadata, Context, DeviceInputs, KvCache, KvCacheDType,
     RowMode, StepInputs,
@@ -41,6 +43,48 @@ fn rows_that_do_not_fit_together_are_errors() {
     assert!(upload(&[0], 1).is_err());
     assert!(upload(&[0, 0], 1).is_err());
     assert!(upload(&[0, 3], 2).unwrap_err().message().contains("tokens 0..3"));
+}
+
+/// Logits of one sequence and the hidden state of another one, in one step.
+#[test]
+fn hidden_states_are_those_of_the_reference() {
+    let Some(gpu) = Emulator::new(Variant::Fast) else { return };
+    let checkpoint = Checkpoint::from_static(tinyvllm::demo::MODEL).unwrap();
+    let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
+    let run = |context: Context| {
+        let context = Arc::new(context);
+        let options = LoadOptions {
+            quantizer: None,
+            expert_file: None,
+            max_model_len: 16,
+            max_num_batched_tokens: 16,
+            max_num_seqs: 2,
+            num_speculative_tokens: 0,
+            block_size: 16,
+        };
+        let mut model = models::load(&checkpoint, &config, &context, &options, &|_| ()).unwrap();
+        let mut cache = KvCache::new(&context, &config, 2, 16, KvCacheDType::F32).unwrap();
+        let mut batch = InputBatch::default();
+        batch.clear();
+        batch.attention.block_size = 16;
+        for (block, len, wanted) in [(0, 5, Wanted::Logits), (1, 7, Wanted::Hidden)] {
+            batch.token_ids.extend((0..len).map(|index| 20 + 3 * index + block));
+            batch.positions.extend(0..len);
+            batch.attention.slot_mapping.extend((0..len as usize).map(|index| 16 * block as usize + index));
+            batch.attention.push(0..len as usize, 0, RowMode::Prefill, |_| block);
+            batch.want(batch.token_ids.len() - 1, wanted);
+        }
+        let logits = model.forward(&batch, &mut cache).unwrap().read(1, <[f32]>::to_vec).unwrap();
+        (logits, model.hidden_states(&batch).unwrap())
+    };
+    let (logits, state) = run(Context::gpu(Arc::new(gpu.with_timing(Timing::Late))));
+    let (expected_logits, expected_state) = run(Context::reference(ReferenceBackend::cpu()));
+    assert_eq!(state.len(), config.hidden_size);
+    for (own, expected) in [(logits, expected_logits), (state, expected_state)] {
+        let largest = expected.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
+        let differences = own.iter().zip(&expected).map(|(own, expected)| (own - expected).abs());
+        assert!(own.len() == expected.len() && differences.fold(0.0, f32::max) < 0.02 * largest);
+    }
 }
 
 #[test]
