@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use tinyvllm::config::ModelConfig;
+use tinyvllm::config::{ModelConfig, Shard};
 use tinyvllm::models::{self, InputBatch, LoadOptions, Wanted};
 use tinyvllm::ops::reference::ReferenceBackend;
 use tinyvllm::ops::{
-    AttentionHeads, AttentionLimits, AttentionMetadata, Context, DeviceInputs, KvCache, KvCacheDType,
-    RowMode, StepInputs,
+    AttentionHeads, AttentionLimits, AttentionMetadata, Buffer, Communicator, Context, DeviceInputs, KvCache,
+    KvCacheDType, RowMode, StepInputs, keep_on_first_rank, sum_over_ranks,
 };
 use tinyvllm::self_test;
 use tinyvllm::weights::Checkpoint;
@@ -43,6 +43,33 @@ fn rows_that_do_not_fit_together_are_errors() {
     assert!(upload(&[0], 1).is_err());
     assert!(upload(&[0, 0], 1).is_err());
     assert!(upload(&[0, 3], 2).unwrap_err().message().contains("tokens 0..3"));
+}
+
+/// A connection that multiplies by the number of ranks, as if all had the same values.
+#[derive(Debug)]
+struct Alike(usize);
+
+impl Communicator for Alike {
+    fn sum(&self, values: &mut [f32]) -> tinyvllm::Result<()> {
+        values.iter_mut().for_each(|value| *value *= self.0 as f32);
+        Ok(())
+    }
+}
+
+/// Values of a GPU go through the host, in the order of its kernels.
+#[test]
+fn values_are_summed_over_ranks() {
+    for (rank, expected) in [(0, 6.0), (1, 0.0), (2, 0.0)] {
+        let Some(gpu) = Emulator::new(Variant::Fast) else { return };
+        let context = Context::gpu(Arc::new(gpu.with_timing(Timing::Late)));
+        let context = context.of_rank(Shard::new(rank, 3).unwrap(), Arc::new(Alike(3)));
+        let mut x = Buffer::new(&context, 3, 40).unwrap();
+        x.write(3, |values| values.fill(2.0)).unwrap();
+        keep_on_first_rank(&context, 2, &mut x).unwrap();
+        sum_over_ranks(&context, 2, &mut x).unwrap();
+        let rows = x.read(3, |values| values.chunks(40).map(<[f32]>::to_vec).collect::<Vec<_>>()).unwrap();
+        assert_eq!(rows, [vec![expected; 40], vec![expected; 40], vec![2.0; 40]], "rank {rank}");
+    }
 }
 
 /// Logits of one sequence and the hidden state of another one, in one step.
