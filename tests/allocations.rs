@@ -14,7 +14,7 @@ use tinyvllm::models::{self, LoadOptions};
 use tinyvllm::ops::cpu::matmul::MatrixFile;
 use tinyvllm::ops::cpu::simd::CpuLevel;
 use tinyvllm::ops::{Context, KvCache, KvCacheDType};
-use tinyvllm::runner::{ModelRunner, Runner, ScheduledSequence, Step, StepDraft};
+use tinyvllm::runner::{ModelRunner, Runner, ScheduledSequence, Step, StepDraft, Wanted};
 use tinyvllm::sampling::{SamplerInput, SamplingParams};
 use tinyvllm::scheduler::SeqId;
 use tinyvllm::weights::Checkpoint;
@@ -100,6 +100,7 @@ fn allocations(runner: &mut ModelRunner, params: &SamplingParams, num_steps: usi
         block_table,
         copy: None,
         samples: if start + len == token_ids.len() { vec![input] } else { Vec::new() },
+        wanted: Wanted::Logits,
         all_logits: false,
         prompt_logprobs: None,
     };

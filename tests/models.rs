@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use safetensors::tensor::TensorView;
 use tinyvllm::config::ModelConfig;
-use tinyvllm::models::{self, CausalLm, InputBatch, LoadOptions};
+use tinyvllm::models::{self, CausalLm, InputBatch, LoadOptions, Wanted};
 use tinyvllm::ops::cpu::matmul::MatrixFile;
 use tinyvllm::ops::cpu::{CpuLevel, ThreadPool};
 use tinyvllm::ops::reference::ReferenceBackend;
@@ -26,6 +26,8 @@ use tinyvllm::weights::{Checkpoint, DType, Quantization, Quantizer};
 mod biases;
 #[path = "models/gpt_oss.rs"]
 mod gpt_oss;
+#[path = "models/hidden.rs"]
+mod hidden;
 #[path = "models/mtp.rs"]
 mod mtp;
 #[path = "models/names.rs"]
@@ -34,6 +36,8 @@ mod names;
 mod packed;
 #[path = "models/pictures.rs"]
 mod pictures;
+#[path = "models/ranks.rs"]
+mod ranks;
 
 const BLOCK_SIZE: usize = 16;
 const NUM_BLOCKS: usize = 24;
@@ -95,17 +99,28 @@ impl Default for Setup {
     }
 }
 
+impl Setup {
+    fn context(&self) -> Context {
+        match self.kernels {
+            Kernels::Cpu(level) => Context::cpu(self.num_threads, level),
+            Kernels::Reference => Context::reference(ReferenceBackend::cpu()),
+        }
+    }
+}
+
 impl Instance {
     fn open(path: &str, setup: Setup) -> Self {
+        Self::on(setup.context(), path, setup)
+    }
+
+    /// On a device, which may be one of several ranks.
+    fn on(context: Context, path: &str, setup: Setup) -> Self {
         let checkpoint = Checkpoint::open(&fixture(path)).unwrap();
         let mut config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
         if setup.drafts_itself {
             config.load_mtp_block(&checkpoint).unwrap();
         }
-        let context = Arc::new(match setup.kernels {
-            Kernels::Cpu(level) => Context::cpu(setup.num_threads, level),
-            Kernels::Reference => Context::reference(ReferenceBackend::cpu()),
-        });
+        let context = Arc::new(context);
         let single = || Quantizer::to_dense(DType::F32, NonZeroUsize::MIN);
         let quantizer = setup.quantization.map(|kind| Quantizer::new(kind, &checkpoint, None));
         let mut options = LoadOptions {
@@ -130,14 +145,14 @@ impl Instance {
             model = load();
         }
         let num_blocks = NUM_BLOCKS * BLOCK_SIZE / setup.block_size;
-        let config = config.with_cached_layers();
-        let cache = KvCache::new(&context, &config, num_blocks, setup.block_size, setup.dtype).unwrap();
+        let cached = model.config().with_cached_layers();
+        let cache = KvCache::new(&context, &cached, num_blocks, setup.block_size, setup.dtype).unwrap();
         Self { model, cache, block_size: setup.block_size, num_grouped: 0 }
     }
 
-    /// The logits of every token of a step. A row is a sequence's number, its tokens so far and how many
-    /// of them are new. Sequence `s` has every third block from `s` on, backwards.
-    fn step(&mut self, rows: &[(usize, &[u32], usize)]) -> Vec<Vec<f32>> {
+    /// A step of which nothing is wanted. A row is a sequence's number, its tokens so far and how many of them are new.
+    /// Sequence `s` has every third block from `s` on, backwards.
+    fn batch(&self, rows: &[(usize, &[u32], usize)]) -> InputBatch {
         let mut batch = InputBatch::default();
         batch.clear();
         batch.attention.block_size = self.block_size;
@@ -145,7 +160,6 @@ impl Instance {
             let table: Vec<usize> =
                 (0..self.cache.num_blocks() / 3).rev().map(|index| 3 * index + sequence).collect();
             for (position, &token) in tokens.iter().enumerate().skip(tokens.len() - num_new) {
-                batch.logits_indices.push(batch.token_ids.len());
                 batch.token_ids.push(token);
                 batch.positions.push(position as u32);
                 let slot = table[position / self.block_size] * self.block_size + position % self.block_size;
@@ -155,9 +169,16 @@ impl Instance {
             let mode = RowMode::of(num_new);
             batch.attention.push(positions, self.num_grouped, mode, |index| table[index] as u32);
         }
+        batch
+    }
+
+    /// The logits of every token of a step with these rows.
+    fn step(&mut self, rows: &[(usize, &[u32], usize)]) -> Vec<Vec<f32>> {
+        let mut batch = self.batch(rows);
+        (0..batch.token_ids.len()).for_each(|index| batch.want(index, Wanted::Logits));
         let vocab_size = self.model.config().vocab_size;
         let logits = self.model.forward(&batch, &mut self.cache).unwrap();
-        let num_rows = batch.logits_indices.len();
+        let num_rows = batch.num_logits();
         logits.read(num_rows, |logits| logits.chunks(vocab_size).map(<[f32]>::to_vec).collect()).unwrap()
     }
 
@@ -770,12 +791,24 @@ fn mistakes_in_a_batch_are_errors() {
         batch.attention.block_tables.push(0);
         batch.attention.block_table_starts.push(1);
         batch.attention.modes.push(RowMode::Decode);
-        batch.logits_indices.push(0);
+        batch.want(0, Wanted::Logits);
         batch
     };
     assert!(instance.model.forward(&good(), &mut instance.cache).is_ok());
     type Change = fn(&mut InputBatch);
-    let mistakes: [(&str, Change); 10] = [
+    let mistakes: [(&str, Change); 12] = [
+        ("[Hidden, Logits] is wanted", |batch| {
+            batch.token_ids.push(4);
+            batch.positions.push(1);
+            batch.attention.slot_mapping.push(1);
+            batch.attention.query_start_loc[1] = 2;
+            batch.attention.seq_lens[0] = 2;
+            batch.attention.modes[0] = RowMode::Prefill;
+            batch.clear_outputs();
+            batch.want(0, Wanted::Hidden);
+            batch.want(1, Wanted::Logits);
+        }),
+        ("of 1 tokens []", |batch| batch.wanted.clear()),
         ("vocabulary", |batch| batch.token_ids[0] = 288),
         ("position 128", |batch| batch.positions[0] = 128),
         ("slot 384", |batch| batch.attention.slot_mapping[0] = NUM_BLOCKS * BLOCK_SIZE),
@@ -785,7 +818,7 @@ fn mistakes_in_a_batch_are_errors() {
         ("lists of", |batch| batch.attention.query_start_loc[1] = 2),
         ("lists of", |batch| batch.attention.modes.clear()),
         ("2 positions", |batch| batch.positions.push(1)),
-        ("token 1 of 1", |batch| batch.logits_indices[0] = 1),
+        ("token 1 of 1", |batch| batch.outputs[0] = 1),
     ];
     for (expected, mistake) in mistakes {
         let mut batch = good();

@@ -19,6 +19,8 @@ use tinyvllm::runner::EngineLimits;
 use tinyvllm::sampling::{Constraint, RankedLogprobs, SamplingParams};
 use tinyvllm::weights::Checkpoint;
 
+#[path = "promises/hidden.rs"]
+mod hidden;
 #[path = "promises/mtp.rs"]
 mod mtp;
 #[path = "promises/mtp_model.rs"]
@@ -86,7 +88,10 @@ fn collect(events: impl Iterator<Item = Event>, n: usize) -> Outcome {
                 outcome.num_cached_tokens += stats.num_cached_tokens;
                 outcome.num_preemptions += stats.num_preemptions;
             }
-            Event::PromptLogits { .. } | Event::PromptLogprobs { .. } | Event::PromptProgress { .. } => {}
+            Event::Hidden { .. }
+            | Event::PromptLogits { .. }
+            | Event::PromptLogprobs { .. }
+            | Event::PromptProgress { .. } => {}
         }
     }
     outcome
@@ -492,7 +497,10 @@ fn prompt_report(llm: &Llm, request: Request) -> (Vec<RankedLogprobs>, Vec<f32>)
         match event {
             Event::PromptLogprobs { logprobs } => report.extend(logprobs),
             Event::PromptLogits { logits } => rows.extend(logits),
-            Event::Token { .. } | Event::Finished { .. } | Event::PromptProgress { .. } => {}
+            Event::Token { .. }
+            | Event::Finished { .. }
+            | Event::Hidden { .. }
+            | Event::PromptProgress { .. } => {}
         }
     }
     (report, rows)

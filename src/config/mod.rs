@@ -4,6 +4,7 @@ mod architecture;
 mod defaults;
 mod engine;
 mod model;
+mod shard;
 mod speculative;
 
 pub use architecture::{ARCHITECTURES, Architecture, Decoder, LocalBase, QkNorm, RouterDefaults};
@@ -12,6 +13,7 @@ pub use model::{
     ExpertsConfig, LatentAttentionConfig, LayerAttention, ModelConfig, QueryGrowth, RopeConfig, RopeScaling,
     Rotation, Scoring,
 };
+pub use shard::Shard;
 pub use speculative::{SpeculativeConfig, SpeculativeMethod};
 pub use tinyvllm_kernels::gated::Activation;
 pub use tinyvllm_kernels::rope::RopeStyle;

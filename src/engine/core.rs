@@ -9,7 +9,7 @@ use super::constrained::Ends;
 use super::drafting::{Drafts, SequenceDrafter, SpeculationStats};
 use super::following::Allowed;
 use super::masks::{Masks, Owner};
-use super::output::{Event, FinishReason, PromptProgress, SequenceStats, StepSizes};
+use super::output::{Event, FinishReason, SequenceStats, StepSizes};
 use super::prefixes::{Chain, Prefixes};
 use super::request::{ModelLimits, Request, RequestId};
 use super::resolver::Resolver;
@@ -17,7 +17,7 @@ use super::step_time::QueuedSteps;
 use crate::config::EngineConfig;
 use crate::kv_cache::CacheEvent;
 use crate::prefix_store::StoreStats;
-use crate::runner::{Runner, SequenceOutput};
+use crate::runner::{Runner, SequenceOutput, Wanted};
 use crate::sampling::{SampledToken, SamplingParams};
 use crate::scheduler::{PlannedSequence, Scheduler, SchedulerOutput, SchedulerStats, SeqId, SequenceSpec};
 use crate::{Error, ErrorKind, Result};
@@ -114,6 +114,8 @@ pub(super) struct RequestState {
     pub(super) sequences: Vec<Option<SeqId>>,
     /// Log-probabilities to report for each prompt token.
     pub(super) prompt_logprobs: Option<usize>,
+    /// Of the last prompt token.
+    pub(super) wanted: Wanted,
     /// Report raw logits.
     pub(super) prompt_logits: bool,
     /// Report how far the prompt is.
@@ -129,7 +131,7 @@ pub(super) struct SequenceState {
     pub(super) request: RequestId,
     pub(super) owner: Owner,
     pub(super) index: usize,
-    first_scheduled: Option<Instant>,
+    pub(super) first_scheduled: Option<Instant>,
     first_token: Option<Instant>,
     /// Aborted while its forks still need it to compute the prompt.
     is_silent: bool,
@@ -144,7 +146,7 @@ pub(super) struct SequenceState {
 /// The reason for a sequence's end, and with [`FinishReason::Error`] possibly the error.
 type End = (FinishReason, Option<Error>);
 /// Events, each with its request.
-type Events = Vec<(RequestId, Event)>;
+pub(super) type Events = Vec<(RequestId, Event)>;
 
 impl std::fmt::Debug for EngineCore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -237,7 +239,8 @@ impl EngineCore {
             return Err(error);
         }
         let max_len = request.max_len(&self.config);
-        let Request { params, constraint, prompt_logits, prompt_logprobs, prompt_progress, .. } = request;
+        let Request { params, constraint, wanted, prompt_logits, prompt_logprobs, prompt_progress, .. } =
+            request;
         let mut prediction = request.prediction;
         prediction.truncate(max_len);
         let mut end_token_ids = params.stop_token_ids.clone();
@@ -285,6 +288,7 @@ impl EngineCore {
             params: Arc::new(params),
             end_token_ids: ends.token_ids,
             sequences: sequences.into_iter().map(Some).collect(),
+            wanted,
             prompt_logprobs,
             prompt_logits,
             prompt_progress,
@@ -484,6 +488,9 @@ impl EngineCore {
 
     fn update(&mut self, planned: &PlannedSequence, mut output: SequenceOutput, events: &mut Events) {
         self.report_prompt(planned, &mut output, events);
+        if let Some(values) = output.hidden.take() {
+            return self.report_hidden(planned, values, events);
+        }
         let mut samples = planned.samples.iter().zip(output.samples);
         let Some((&leader, tokens)) = samples.next() else {
             self.scheduler.advance(planned, &[]);
@@ -549,42 +556,6 @@ impl EngineCore {
             }
         }
         (accepted, None)
-    }
-
-    /// Reports the requested values of prompt tokens once, also when a preempted prompt is computed again.
-    fn report_prompt(&mut self, planned: &PlannedSequence, output: &mut SequenceOutput, events: &mut Events) {
-        let Some(state) = self.table.sequences.get(&planned.seq) else { return };
-        let Some(request) = self.table.requests.get_mut(&state.request) else { return };
-        let Some(sequence) = self.scheduler.sequence(planned.seq) else { return };
-        let num_prompt_tokens = sequence.prompt_token_ids().len();
-        let end = (planned.start + planned.len).min(num_prompt_tokens);
-        let first = request.num_reported_tokens.max(planned.start);
-        if first >= end {
-            return;
-        }
-        request.num_reported_tokens = end;
-        if request.prompt_progress {
-            let time = state.first_scheduled.map_or(Duration::ZERO, |start| start.elapsed());
-            let progress = PromptProgress {
-                num_prompt_tokens,
-                num_cached_tokens: sequence.num_cached_tokens(),
-                num_processed_tokens: end,
-                time,
-            };
-            events.push((state.request, Event::PromptProgress { progress }));
-        }
-        if !output.logits.is_empty() {
-            let vocab_size = output.logits.len() / planned.len;
-            let wanted = (first - planned.start) * vocab_size..(end - planned.start) * vocab_size;
-            events.push((state.request, Event::PromptLogits { logits: output.logits[wanted].to_vec() }));
-        }
-        // The logits of the last prompt token are about the first generated one.
-        let end = end.min(num_prompt_tokens - 1);
-        if first < end && !output.prompt_logprobs.is_empty() {
-            let logprobs = std::mem::take(&mut output.prompt_logprobs).into_iter();
-            let logprobs = logprobs.take(end - planned.start).skip(first - planned.start).collect();
-            events.push((state.request, Event::PromptLogprobs { logprobs }));
-        }
     }
 
     /// Ends a sequence and frees its blocks. With `keep_for_forks`, a leader whose forks have not

@@ -13,6 +13,7 @@ mod masks;
 mod output;
 mod predicting;
 mod prefixes;
+mod reporting;
 mod request;
 mod resolver;
 mod scout;
@@ -28,4 +29,5 @@ pub use request::{ModelLimits, Request, RequestId};
 pub use sink::{EventSink, OnAccepted, OnCacheEvents};
 
 pub use crate::kv_cache::{BlockMiss, CacheEvent, Medium};
+pub use crate::runner::Wanted;
 pub use crate::scheduler::{ClientId, PrefixMiss, Weight};

@@ -11,7 +11,7 @@ use crate::{Error, ErrorKind};
 pub enum FinishReason {
     /// An end token was generated.
     Stop,
-    /// `max_tokens` or the context window is reached.
+    /// `max_tokens` or the context window is reached, or the request wants no tokens.
     Length,
     /// The caller gave up.
     Abort,
@@ -45,6 +45,12 @@ pub enum Event {
     PromptLogprobs {
         /// One for each token.
         logprobs: Vec<RankedLogprobs>,
+    },
+    /// The hidden state of the last prompt token after the model's last norm, of a request that wants it. Its end follows,
+    /// with [`FinishReason::Length`].
+    Hidden {
+        /// `hidden_size` values, as the model computes them.
+        values: Vec<f32>,
     },
     /// More of the prompt is computed; only if requested. Comes after each step that computed some of it
     /// that had not been computed before, and the last one before the first generated token.

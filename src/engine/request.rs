@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::config::EngineConfig;
+use crate::runner::Wanted;
 use crate::sampling::{Constraint, SamplingParams};
 use crate::scheduler::{ClientId, Weight};
 use crate::{Error, ErrorKind, Result};
@@ -18,6 +19,9 @@ pub struct Request {
     pub prompt_token_ids: Vec<u32>,
     /// How to choose tokens and when to stop.
     pub params: SamplingParams,
+    /// What is wanted of the last prompt token: logits, to generate tokens, or its hidden state, which is reported instead
+    /// of tokens.
+    pub wanted: Wanted,
     /// Requests with different salts share no cached blocks.
     pub cache_salt: Option<String>,
     /// Report the model's logits for every prompt token.
@@ -62,6 +66,13 @@ impl Request {
     #[must_use]
     pub fn new(prompt_token_ids: Vec<u32>, params: SamplingParams) -> Self {
         Self { prompt_token_ids, params, ..Self::default() }
+    }
+
+    /// A request for the hidden state of the last of these tokens.
+    #[must_use]
+    pub fn hidden_state(prompt_token_ids: Vec<u32>) -> Self {
+        let params = SamplingParams { max_tokens: Some(1), ..SamplingParams::greedy() };
+        Self { wanted: Wanted::Hidden, ..Self::new(prompt_token_ids, params) }
     }
 
     /// The length at which each sequence ends for certain, in tokens of prompt and answer.
@@ -114,6 +125,22 @@ impl Request {
         }
         self.params.validate(model.vocab_size)?;
         crate::sampling::at_most_logprobs("prompt_logprobs", self.prompt_logprobs)?;
+        if self.wanted == Wanted::Hidden {
+            let with_tokens = [
+                ("n", self.params.n > 1),
+                ("logprobs", self.params.logprobs.is_some()),
+                ("prompt_logprobs", self.prompt_logprobs.is_some()),
+                ("prompt_logits", self.prompt_logits),
+                ("constraint", self.constraint.is_some()),
+            ];
+            if let Some((name, _)) = with_tokens.into_iter().find(|(_, is_set)| *is_set) {
+                return Err(Error::invalid_request(format!(
+                    "a request for a hidden state generates no tokens, and has {name}"
+                ))
+                .with_hint(format!("give {name} in a request of its own"))
+                .with_param(name));
+            }
+        }
         if self.params.n > config.max_num_seqs {
             return Err(Error::invalid_request(format!(
                 "n is {}, but at most {} sequences run at once (--max-num-seqs)",

@@ -29,6 +29,7 @@ impl<'a> Resolver<'a> {
                 block_table: sequence.block_table(),
                 copy: planned.copy,
                 samples: planned.samples.iter().filter_map(|id| self.sampler_input(*id)).collect(),
+                wanted: request.wanted,
                 all_logits: request.prompt_logits && is_prompt,
                 prompt_logprobs: request.prompt_logprobs.filter(|_| is_prompt),
             })

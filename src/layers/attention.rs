@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::Result;
 use crate::config::{ModelConfig, QkNorm, Rotation};
-use crate::layers::{Activations, LayerInput, Loader, Output};
+use crate::layers::{Activations, Cut, LayerInput, Loader, Output};
 use crate::ops::{
     AttentionSpec, HeadNorms, KvCache, Linear, RmsNorm, Vector, gather_rows, norm_linear, norm_part,
     rope_attention,
@@ -58,14 +58,15 @@ impl SelfAttention for Attention {
             QkNorm::Heads => (Some(qk_norms(config.head_dim, config.head_dim)?), None),
             QkNorm::All => (None, Some(qk_norms(q_size, kv_size)?)),
         };
-        let output = || loader.linear(&format!("{prefix}.attn_output"), hidden, q_size, config.output_bias);
+        let output = || {
+            let name = format!("{prefix}.attn_output");
+            loader.linear(&name, hidden, q_size, Cut::Columns, config.output_bias)
+        };
         let [post_norm, ..] = loader.norm_names(prefix);
         let own = config.layer_attention[layer];
         let sinks = || {
-            Vector::new(
-                loader.context(),
-                loader.vector(&format!("{prefix}.attn_sinks.weight"), config.num_heads)?,
-            )
+            let sinks = loader.vector_by_rows(&format!("{prefix}.attn_sinks.weight"), config.num_heads)?;
+            Vector::new(loader.context(), sinks)
         };
         let plain = AttentionSpec::plain(config.attention_heads(), config.attention_scale);
         Ok(Self {

@@ -6,11 +6,11 @@
 //! them, those of a prompt's whole groups, keys and values are made once for all (*expanded*).
 
 use crate::config::{LatentAttentionConfig, ModelConfig};
-use crate::layers::{Activations, LayerInput, Loader, SelfAttention};
+use crate::layers::{Activations, Cut, LayerInput, Loader, Output, SelfAttention};
 use crate::ops::{
     AttentionLimits, AttentionSpec, Buffer, Context, ExpandedLimits, ExpandedScratch, Heads, KvCache, Linear,
     LinearScratch, MatrixStack, RmsNorm, expanded_attention, gather_rows, heads_linear, latent_kv_write,
-    linear_residual, norm_linear, paged_attention,
+    norm_linear, paged_attention,
 };
 use crate::{Error, Result};
 
@@ -28,7 +28,7 @@ pub struct LatentAttention {
     keys: MatrixStack,
     /// Of the latent row into values, `[heads, v_head_dim, rank]`.
     values: MatrixStack,
-    output: Linear,
+    output: Output,
     /// Values of a query head, and of a row of the cache.
     query_dim: usize,
     row_dim: usize,
@@ -103,31 +103,33 @@ impl SelfAttention for LatentAttention {
         let LatentAttentionConfig { kv_lora_rank: rank, qk_nope_head_dim, v_head_dim, .. } = *latent;
         let (hidden, num_heads) = (config.hidden_size, config.num_heads);
         let row_dim = rank + config.rope.dim;
-        let linear = |name: &str, outputs: usize, inputs: usize| {
-            loader.linear(&format!("{prefix}.{name}"), outputs, inputs, false)
+        let linear = |name: &str, outputs: usize, inputs: usize, cut: Cut| {
+            loader.linear(&format!("{prefix}.{name}"), outputs, inputs, cut, false)
         };
         let norm = |name: &str, len: usize, eps: f32| loader.norm(&format!("{prefix}.{name}"), len, eps);
         let queries = match latent.q_lora_rank {
-            None => Queries::Direct(linear("attn_q", config.q_size(), hidden)?),
+            None => Queries::Direct(linear("attn_q", config.q_size(), hidden, Cut::Rows)?),
             Some(q_rank) => Queries::LowRank {
-                down: linear("attn_q_a", q_rank, hidden)?,
+                down: linear("attn_q_a", q_rank, hidden, Cut::Whole)?,
                 norm: norm("attn_q_a_norm", q_rank, latent.lora_norm_eps)?,
-                up: linear("attn_q_b", config.q_size(), q_rank)?,
+                up: linear("attn_q_b", config.q_size(), q_rank, Cut::Rows)?,
             },
         };
         let (keys, values) =
             loader.latent_projections(prefix, num_heads, rank, qk_nope_head_dim, v_head_dim)?;
+        let output = linear("attn_output", hidden, num_heads * v_head_dim, Cut::Columns)?;
+        let [post_norm, ..] = loader.norm_names(prefix);
         let scale = f64::from(latent.softmax_scale);
         let window = config.layer_attention[layer].window;
         Ok(Self {
             spec: AttentionSpec { window, ..AttentionSpec::plain(config.attention_heads(), scale) },
             norm: norm("attn_norm", hidden, config.rms_norm_eps)?,
             queries,
-            latent: linear("attn_kv_a_mqa", row_dim, hidden)?,
+            latent: linear("attn_kv_a_mqa", row_dim, hidden, Cut::Whole)?,
             latent_norm: norm("attn_kv_a_norm", rank, latent.lora_norm_eps)?,
             keys,
             values,
-            output: linear("attn_output", hidden, num_heads * v_head_dim)?,
+            output: Output::load(loader, config, output, &format!("{prefix}.{post_norm}"))?,
             query_dim: config.head_dim,
             row_dim,
             value_dim: v_head_dim,
@@ -182,7 +184,7 @@ impl SelfAttention for LatentAttention {
             gather_rows(context, step, out)?;
             gather_rows(context, step, &mut act.hidden)?;
         }
-        let num_outputs = input.num_outputs();
-        linear_residual(context, scratch, num_outputs, &act.attention, &self.output, &mut act.hidden)
+        let (attention, branch) = (&act.attention, &mut act.branch);
+        self.output.add(context, scratch, input.num_outputs(), attention, branch, &mut act.hidden)
     }
 }

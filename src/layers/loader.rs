@@ -1,7 +1,9 @@
 //! Tensors out of a checkpoint: found by name, checked for shape, repacked for the device.
 
 mod copies;
+mod cut;
 mod experts;
+mod latent;
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -9,10 +11,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::config::Shard;
 use crate::ops::cpu::matmul::MatrixFile;
-use crate::ops::{Context, Linear, Matrix, MatrixStack, RmsNorm, Vector};
+use crate::ops::{Context, Linear, Matrix, RmsNorm, Vector};
 use crate::weights::{Checkpoint, DType, Quantizer, RawTensor};
 use crate::{Error, Result};
+
+pub use cut::Cut;
 
 /// How far loading is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,10 +32,12 @@ pub struct LoadProgress {
 const GROUP_BYTES: usize = 64 << 20;
 
 /// Loads the tensors of one model and remembers which, so that [`Loader::finish`] can report if the model
-/// has left any out.
+/// has left any out. Of a model that several ranks compute it loads one rank's shard: sizes are those of the shard, and a
+/// [`Cut`] says how it is a part of the checkpoint's tensor.
 pub struct Loader<'a> {
     checkpoint: &'a Checkpoint,
     context: &'a Context,
+    shard: Shard,
     quantizer: Option<Quantizer>,
     expert_file: Option<Arc<MatrixFile>>,
     norm_offset: f32,
@@ -74,6 +81,7 @@ impl<'a> Loader<'a> {
         Ok(Self {
             checkpoint,
             context,
+            shard: Shard::WHOLE,
             quantizer,
             expert_file: None,
             norm_offset: 0.0,
@@ -84,6 +92,13 @@ impl<'a> Loader<'a> {
                 report: on_progress,
             },
         })
+    }
+
+    /// The same for a part of the model.
+    #[must_use]
+    pub fn of_shard(mut self, shard: Shard) -> Self {
+        self.shard = shard;
+        self
     }
 
     /// The same with experts in a file, out of which they are taken if they are there.
@@ -106,16 +121,16 @@ impl<'a> Loader<'a> {
         self.context
     }
 
-    /// The matrix `name` of the shape `[rows, cols]`.
+    /// The shard's part of the matrix `name`, of the shape `[rows, cols]`.
     ///
     /// # Errors
-    /// If it is missing, has another shape, or cannot be quantised or repacked.
-    pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
-        self.repack(&self.take(name)?.expect_shape(&[rows, cols])?)
+    /// If it is missing, has another shape, or cannot be cut, quantised or repacked.
+    pub fn matrix(&self, name: &str, rows: usize, cols: usize, cut: Cut) -> Result<Matrix> {
+        self.repack_part(&self.take_whole(name, [rows, cols], cut)?, [rows, cols], cut)
     }
 
-    /// The same in single precision, for every type of the file and of conversion: for a router, whose choice changes
-    /// if its matmuls round their inputs.
+    /// The matrix `name`, which every rank has whole, in single precision for every type of the file and of conversion:
+    /// for a router, whose choice changes if its matmuls round their inputs.
     ///
     /// # Errors
     /// As [`Self::matrix`].
@@ -235,130 +250,24 @@ impl<'a> Loader<'a> {
         Ok(quantizer.map_or(tensor.dtype, |quantizer| quantizer.loaded_dtype_of(&tensor)))
     }
 
-    /// The matrix `{name}.weight` of the shape `[num · rows, cols]`, in chunks of `rows` rows.
+    /// The shard's part of the projection `name` (without `.weight`), with a bias if `has_bias`.
     ///
     /// # Errors
     /// As [`Self::matrix`].
-    pub fn matrix_by_rows(&self, name: &str, num: usize, rows: usize, cols: usize) -> Result<Vec<Matrix>> {
-        let all = self.take(&format!("{name}.weight"))?.expect_shape(&[num * rows, cols])?;
-        let shape = [rows, cols];
-        let slices = (0..num).map(|index| all.rows(index * rows, &shape)).collect::<Result<Vec<_>>>()?;
-        self.repack_all(&slices, None)
-    }
-
-    /// The matrix `{name}.weight` of the shape `[rows, num · cols]`, in chunks of `cols` columns, which are whole blocks.
-    ///
-    /// # Errors
-    /// As [`Self::matrix`].
-    pub fn matrix_by_columns(&self, name: &str, num: usize, rows: usize, cols: usize) -> Result<Vec<Matrix>> {
-        let all = self.take(&format!("{name}.weight"))?.expect_shape(&[rows, num * cols])?;
-        let bytes_of = |index: usize| all.num_bytes() * (index + 1) / num - all.num_bytes() * index / num;
-        let slice = |index: usize| {
-            let slice = all.columns(index * cols, cols)?;
-            self.repack_made(&slice.as_raw(), bytes_of(index))
-        };
-        let slices = match self.quantizer_for(&all).filter(|_| all.is_packed()) {
-            Some(_) if self.context.is_dry_run() => {
-                let dtype = self.planned(&all)?.0;
-                (0..num).map(|_| Matrix::without_weights(self.context, dtype, rows, cols)).collect()
-            }
-            // Tensors without columns are converted as a whole.
-            Some(quantizer) => {
-                let progress = &self.progress;
-                let converted = quantizer
-                    .quantize(std::slice::from_ref(&all), &|num_bytes| progress.advance(num_bytes))?;
-                let all =
-                    converted.first().ok_or_else(|| Error::internal("a tensor is not there converted"))?;
-                let slice = |index| self.upload(&all.as_raw().columns(index * cols, cols)?.as_raw(), None);
-                (0..num).map(slice).collect()
-            }
-            None => (0..num).map(slice).collect(),
-        };
-        all.release();
-        slices
-    }
-
-    /// The projection `{name}.weight` of two inputs side by side, `[outputs, 2 · inputs]`, as one of each.
-    ///
-    /// # Errors
-    /// As [`Self::matrix`], and if a half of a row is no whole number of blocks.
-    pub fn halves(&self, name: &str, outputs: usize, inputs: usize) -> Result<[Linear; 2]> {
-        let halves = self.matrix_by_columns(name, 2, outputs, inputs)?.into_iter();
-        let halves: Vec<_> = halves.map(|weight| Linear { weight, bias: None }).collect();
-        halves
-            .try_into()
-            .map_err(|_| Error::internal("a half of a projection is not there after it was loaded"))
-    }
-
-    /// The second projections of latent attention, for each head: of queries into the latent row,
-    /// `[rank, key_dim]`, and of the latent row into values, `[value_dim, rank]`. Files have them like this, or as one
-    /// matrix from the latent row to keys and values, `[heads · (key_dim + value_dim), rank]`. Where kernels multiply
-    /// the first ones from both sides, they come with their transposed ones.
-    ///
-    /// # Errors
-    /// As [`Self::matrix`].
-    pub fn latent_projections(
+    pub fn linear(
         &self,
-        prefix: &str,
-        num_heads: usize,
-        rank: usize,
-        key_dim: usize,
-        value_dim: usize,
-    ) -> Result<(MatrixStack, MatrixStack)> {
-        let head_dim = key_dim + value_dim;
-        let (key_shape, value_shape) = ([key_dim, rank], [value_dim, rank]);
-        let (mut keys, mut transposed, mut values) = (Vec::new(), Vec::new(), Vec::new());
-        let wants_transposed = !self.context.is_reference();
-        let [k_name, v_name] = ["attn_k_b", "attn_v_b"].map(|name| format!("{prefix}.{name}.weight"));
-        if self.checkpoint.contains(&k_name) {
-            let all_keys = self.take(&k_name)?.expect_shape(&[num_heads, rank, key_dim])?;
-            let all_values = self.take(&v_name)?.expect_shape(&[num_heads, value_dim, rank])?;
-            let heads_of = |tensor: &RawTensor<'a>| {
-                (0..num_heads).map(|head| tensor.matrix(head)).collect::<Result<Vec<_>>>()
-            };
-            let own = heads_of(&all_keys)?;
-            if wants_transposed {
-                for head in &own {
-                    // Compared with the loss of the file's type, the rounding to eight bits is small.
-                    transposed.push(self.repack_made(&head.transposed(DType::Q8_0)?.as_raw(), 0)?);
-                }
-            }
-            keys = self.repack_all(&own, None)?;
-            values = self.repack_all(&heads_of(&all_values)?, None)?;
-        } else {
-            let name = format!("{prefix}.attn_kv_b.weight");
-            let both = self.take(&name)?.expect_shape(&[num_heads * head_dim, rank])?;
-            for head in 0..num_heads {
-                let own = both.rows(head * head_dim, &key_shape)?;
-                // Bytes of the file are counted once, not for both.
-                let num_bytes = if wants_transposed { 0 } else { own.num_bytes() };
-                // A tensor with a chosen type is not rounded before it has that type.
-                let is_chosen = self.quantizer_for(&own).is_some_and(Quantizer::is_chosen);
-                let turned = if own.is_packed() && is_chosen { DType::F32 } else { DType::F16 };
-                keys.push(self.repack_made(&own.transposed(turned)?.as_raw(), num_bytes)?);
-                if wants_transposed {
-                    transposed.push(self.repack(&own)?);
-                }
-                own.release();
-                values.push(self.repack(&both.rows(head * head_dim + key_dim, &value_shape)?)?);
-            }
-        }
-        let keys = MatrixStack::new(self.context, keys)?;
-        let keys = if wants_transposed { keys.with_transposed(self.context, transposed)? } else { keys };
-        Ok((keys, MatrixStack::new(self.context, values)?))
+        name: &str,
+        outputs: usize,
+        inputs: usize,
+        cut: Cut,
+        has_bias: bool,
+    ) -> Result<Linear> {
+        let weight = self.matrix(&format!("{name}.weight"), outputs, inputs, cut)?;
+        Ok(Linear { weight, bias: self.bias(name, outputs, cut, has_bias)? })
     }
 
-    /// The projection `name` (without `.weight`), with a bias if `has_bias`.
-    ///
-    /// # Errors
-    /// As [`Self::matrix`].
-    pub fn linear(&self, name: &str, outputs: usize, inputs: usize, has_bias: bool) -> Result<Linear> {
-        let weight = self.matrix(&format!("{name}.weight"), outputs, inputs)?;
-        Ok(Linear { weight, bias: self.bias(name, outputs, has_bias)? })
-    }
-
-    /// The projections `{prefix}.{name}` of this many values each, with biases if `has_bias`. Some checkpoints have all their
-    /// weights in one tensor `{prefix}.{together}.weight`, whose rows are theirs in this order.
+    /// The shard's part by rows of the projections `{prefix}.{name}`, of this many values each, with biases if `has_bias`.
+    /// Some checkpoints have all their weights in one tensor `{prefix}.{together}.weight`, whose rows are theirs in this order.
     ///
     /// # Errors
     /// As [`Self::matrix`].
@@ -373,32 +282,45 @@ impl<'a> Loader<'a> {
         let name = format!("{prefix}.{together}.weight");
         let num_rows: usize = parts.iter().map(|(_, outputs)| outputs).sum();
         let mut linears = Vec::with_capacity(N);
-        if self.checkpoint.shape(&name) == Some(&[num_rows, inputs][..]) {
+        if self.checkpoint.shape(&name) == Some(&Cut::Rows.whole(self.shard, [num_rows, inputs])[..]) {
             let all = self.take(&name)?;
             let mut first = 0;
             for (part, outputs) in parts {
-                let weight = self.repack(&all.rows(first, &[outputs, inputs])?)?;
-                linears.push(Linear {
-                    weight,
-                    bias: self.bias(&format!("{prefix}.{part}"), outputs, has_bias)?,
-                });
-                first += outputs;
+                let shape = Cut::Rows.whole(self.shard, [outputs, inputs]);
+                let weight = self.repack_part(&all.rows(first, &shape)?, [outputs, inputs], Cut::Rows)?;
+                let bias = self.bias(&format!("{prefix}.{part}"), outputs, Cut::Rows, has_bias)?;
+                linears.push(Linear { weight, bias });
+                first += shape[0];
             }
         } else {
             for (part, outputs) in parts {
-                linears.push(self.linear(&format!("{prefix}.{part}"), outputs, inputs, has_bias)?);
+                let name = format!("{prefix}.{part}");
+                linears.push(self.linear(&name, outputs, inputs, Cut::Rows, has_bias)?);
             }
         }
         linears.try_into().map_err(|_| Error::internal("a projection is not there after it was loaded"))
     }
 
-    /// The biases `{name}.bias` of this many values, if there are any.
+    /// The shard's part of the biases `{name}.bias` of a matrix with this cut, if there are any: this many values.
     ///
     /// # Errors
     /// As [`Self::vector`].
-    pub fn bias(&self, name: &str, outputs: usize, has_bias: bool) -> Result<Option<Vector>> {
-        let bias = || Vector::new(self.context, self.vector(&format!("{name}.bias"), outputs)?);
-        has_bias.then(bias).transpose()
+    pub fn bias(&self, name: &str, outputs: usize, cut: Cut, has_bias: bool) -> Result<Option<Vector>> {
+        if !has_bias {
+            return Ok(None);
+        }
+        let name = format!("{name}.bias");
+        let values = match cut {
+            Cut::Rows => self.vector_by_rows(&name, outputs)?,
+            Cut::Whole => self.vector(&name, outputs)?,
+            // A sum over ranks has it once.
+            Cut::Columns if self.shard.is_first() => self.vector(&name, outputs)?,
+            Cut::Columns => {
+                self.vector(&name, outputs)?;
+                return Ok(None);
+            }
+        };
+        Vector::new(self.context, values).map(Some)
     }
 
     /// The norm `name` (without `.weight`) over `len` values.
@@ -433,12 +355,23 @@ impl<'a> Loader<'a> {
         [after_attention, if is_only { after_attention } else { "ffn_norm" }, after_network]
     }
 
-    /// The vector `name` of `len` values.
+    /// The vector `name` of `len` values, which every rank has whole.
     ///
     /// # Errors
     /// If it is missing or has another shape.
     pub fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>> {
         self.values(name, &[len])
+    }
+
+    /// The shard's part of the vector `name`, of `len` values.
+    ///
+    /// # Errors
+    /// As [`Self::vector`].
+    pub fn vector_by_rows(&self, name: &str, len: usize) -> Result<Vec<f32>> {
+        let mut values = self.vector(name, len * self.shard.size())?;
+        values.truncate((self.shard.rank() + 1) * len);
+        values.drain(..self.shard.rank() * len);
+        Ok(values)
     }
 
     /// All values of the tensor `name`, which has this shape.

@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::config::{Activation, ModelConfig};
-use crate::layers::{Activations, LayerInput, Loader, Output};
+use crate::layers::{Activations, Cut, LayerInput, Loader, Output};
 use crate::ops::{Linear, RmsNorm, gated, norm_linear, norm_swiglu, norm_swiglu_biased};
 
 /// The feed-forward half of a decoder layer, with the norm before and the residual after it: two dispatches, one more
@@ -28,7 +28,8 @@ impl Mlp {
         let parts = [("ffn_gate", intermediate), ("ffn_up", intermediate)];
         // Where they are together, the name is that of the second one.
         let [gate, up] = loader.linears(prefix, "ffn_up", parts, hidden, has_bias)?;
-        let down = || loader.linear(&format!("{prefix}.ffn_down"), hidden, intermediate, has_bias);
+        let down =
+            || loader.linear(&format!("{prefix}.ffn_down"), hidden, intermediate, Cut::Columns, has_bias);
         let norm_before = || loader.norm(&format!("{prefix}.{norm}"), hidden, config.rms_norm_eps);
         Ok(Self {
             activation: config.activation,

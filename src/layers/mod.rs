@@ -16,7 +16,7 @@ pub use attention::{Attention, SelfAttention};
 pub use decoder::{Activations, LayerInput};
 pub use feed_forward::FeedForward;
 pub use latent_attention::{LatentActivations, LatentAttention};
-pub use loader::{LoadProgress, Loader};
+pub use loader::{Cut, LoadProgress, Loader};
 pub use mlp::Mlp;
 pub use moe::{ExpertActivations, Moe};
 pub use output::Output;

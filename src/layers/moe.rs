@@ -1,11 +1,11 @@
 //! A feed-forward network of experts, of which a router chooses some for each token.
 
 use crate::config::{Activation, ExpertsConfig, ModelConfig};
-use crate::layers::{Activations, LayerInput, Loader};
+use crate::layers::{Activations, Cut, LayerInput, Loader};
 use crate::ops::{
     AttentionLimits, Buffer, Context, Linear, LinearScratch, LinearStack, Matrix, MatrixStack, RmsNorm,
-    Router, Routing, Vector, experts_gated, experts_residual, fetch_experts, linear_residual, norm_swiglu,
-    route,
+    Router, Routing, Vector, experts_gated, experts_residual, fetch_experts, keep_on_first_rank,
+    linear_residual, norm_swiglu, route, sum_over_ranks,
 };
 use crate::{Error, Result};
 
@@ -79,7 +79,7 @@ impl Moe {
         let (mut gate, mut up) = loader.gated_experts(prefix, experts, hidden)?;
         let mut down = loader.down_experts(prefix, experts, hidden)?;
         let [gate_bias, up_bias, down_bias] = match experts.has_biases {
-            true => loader.expert_biases(prefix, experts, hidden)?.map(Some),
+            true => loader.expert_biases(prefix, experts, hidden)?,
             false => [const { None }; 3],
         };
         let num_shared = experts.num_shared_experts();
@@ -102,9 +102,9 @@ impl Moe {
         }
         let shared = |width: usize| {
             Ok::<_, Error>(Shared {
-                gate: loader.matrix(&format!("{shared_gate}.weight"), width, hidden)?,
-                up: loader.matrix(&format!("{shared_up}.weight"), width, hidden)?,
-                down: loader.linear(&shared_down, hidden, width, false)?,
+                gate: loader.matrix(&format!("{shared_gate}.weight"), width, hidden, Cut::Rows)?,
+                up: loader.matrix(&format!("{shared_up}.weight"), width, hidden, Cut::Rows)?,
+                down: loader.linear(&shared_down, hidden, width, Cut::Columns, false)?,
             })
         };
         let shared = experts.shared_intermediate_size.filter(|_| !joins).map(shared).transpose()?;
@@ -120,7 +120,7 @@ impl Moe {
             router: Router {
                 linear: Linear {
                     weight: loader.matrix_in_f32(&format!("{router}.weight"), num, hidden)?,
-                    bias: loader.bias(&router, num, experts.has_router_bias)?,
+                    bias: loader.bias(&router, num, Cut::Whole, experts.has_router_bias)?,
                 },
                 selection_bias: experts.has_selection_bias.then(selection_bias).transpose()?,
                 config: experts.clone(),
@@ -148,13 +148,17 @@ impl Moe {
         route(context, scratch, num_rows, hidden, norm, router, routing)?;
         fetch_experts(context, routing, gate, up, down)?;
         experts_gated(context, scratch, routing, hidden, norm, gate, up, *activation, intermediate)?;
-        let Some((weights, inside)) = self.shared.as_ref().zip(shared.as_mut()) else {
-            return experts_residual(context, scratch, routing, intermediate, down, expert_outputs, hidden);
-        };
-        // Before their input is modified.
-        norm_swiglu(context, scratch, num_rows, hidden, norm, &weights.gate, &weights.up, None, inside)?;
+        let mut shared = self.shared.as_ref().zip(shared.as_mut());
+        if let Some((Shared { gate, up, .. }, inside)) = &mut shared {
+            // Before their input is modified.
+            norm_swiglu(context, scratch, num_rows, hidden, norm, gate, up, None, inside)?;
+        }
+        keep_on_first_rank(context, num_rows, hidden)?;
         experts_residual(context, scratch, routing, intermediate, down, expert_outputs, hidden)?;
-        linear_residual(context, scratch, num_rows, inside, &weights.down, hidden)
+        if let Some((Shared { down, .. }, inside)) = shared {
+            linear_residual(context, scratch, num_rows, inside, down, hidden)?;
+        }
+        sum_over_ranks(context, num_rows, hidden)
     }
 }
 

@@ -3,10 +3,13 @@
 use crate::Result;
 use crate::config::ModelConfig;
 use crate::layers::Loader;
-use crate::ops::{Buffer, Context, Linear, LinearScratch, RmsNorm, linear, linear_residual, norm_residual};
+use crate::ops::{
+    Buffer, Context, Linear, LinearScratch, RmsNorm, keep_on_first_rank, linear, linear_residual,
+    norm_residual, sum_over_ranks,
+};
 
-/// The output projection of a half of a layer, whose results are added to the residual stream, through a norm if the
-/// model has one there.
+/// The output projection of a half of a layer, cut by columns, whose results are summed over ranks and added to the
+/// residual stream, through a norm if the model has one there.
 #[derive(Debug)]
 pub struct Output {
     /// The projection.
@@ -39,9 +42,13 @@ impl Output {
         hidden: &mut Buffer,
     ) -> Result<()> {
         let Some(norm) = &self.norm else {
-            return linear_residual(context, scratch, num_rows, x, &self.linear, hidden);
+            keep_on_first_rank(context, num_rows, hidden)?;
+            linear_residual(context, scratch, num_rows, x, &self.linear, hidden)?;
+            return sum_over_ranks(context, num_rows, hidden);
         };
         linear(context, scratch, num_rows, x, &self.linear, branch)?;
+        // A norm is over the whole sum.
+        sum_over_ranks(context, num_rows, branch)?;
         norm_residual(context, num_rows, branch, norm, hidden)
     }
 }

@@ -6,6 +6,7 @@ mod cache_folder;
 mod chat;
 mod device;
 mod draft;
+mod embed;
 mod expert_file;
 mod generation_config;
 mod kv_cache_choice;

@@ -146,7 +146,7 @@ impl TextDecoder {
     #[must_use]
     pub fn push(&mut self, event: Event, ready: &mut VecDeque<TextEvent>) -> Option<usize> {
         match event {
-            Event::PromptLogits { .. } => None,
+            Event::PromptLogits { .. } | Event::Hidden { .. } => None,
             Event::PromptLogprobs { logprobs } => {
                 ready.push_back(TextEvent::PromptLogprobs { logprobs });
                 None

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use crate::config::ModelConfig;
-use crate::layers::{Activations, FeedForward, LayerInput, Loader, RopeTables, SelfAttention};
+use crate::layers::{Activations, Cut, FeedForward, LayerInput, Loader, RopeTables, SelfAttention};
 use crate::models::mtp::{Mtp, MtpBlock};
 use crate::models::{CausalLm, InputBatch, LoadOptions};
 use crate::ops::{
     Buffer, Context, DeviceInputs, KvCache, Matrix, RmsNorm, StepInputs, embed, gather_rows, norm_logits,
+    norm_part,
 };
 use crate::{Error, Result};
 
@@ -83,13 +84,13 @@ impl<A: SelfAttention> DecoderLm<A> {
             loader.ignore("output.weight");
         }
         Ok(Self {
-            embedding: loader.matrix("token_embd.weight", vocab, hidden)?,
+            embedding: loader.matrix("token_embd.weight", vocab, hidden, Cut::Whole)?,
             layers: (0..config.num_layers)
                 .map(|index| Layer::load(loader, config, index))
                 .collect::<Result<_>>()?,
             norm: loader.norm_times("output_norm", hidden, config.rms_norm_eps, config.logits_scale)?,
             head: (!config.tie_word_embeddings)
-                .then(|| loader.matrix("output.weight", vocab, hidden))
+                .then(|| loader.matrix("output.weight", vocab, hidden, Cut::Whole))
                 .transpose()?,
             ropes: RopeTables::new(loader, config, options.max_model_len)?,
             activations: Activations::new(context, config, &limits)?,
@@ -122,7 +123,7 @@ impl<A: SelfAttention> CausalLm for DecoderLm<A> {
         batch.validate()?;
         let num_positions = batch.positions.iter().max().map_or(0, |position| *position as usize + 1);
         self.ropes.extend_to(num_positions)?;
-        let outputs = &batch.logits_indices[..];
+        let (outputs, num_logits) = (&batch.outputs[..], batch.num_logits());
         let mut step = StepInputs::new(&batch.token_ids, &batch.positions, outputs, &batch.attention);
         step.sampled = batch.sampled.as_ref();
         let windowed = batch.windowed.as_ref().map(|attention| step.with_attention(attention));
@@ -131,7 +132,7 @@ impl<A: SelfAttention> CausalLm for DecoderLm<A> {
         let windowed = windowed.map(|(inputs, step)| inputs.upload(context, step, cache)).transpose()?;
         embed(context, step, &self.embedding, self.config.embedding_scale, &mut activations.hidden)?;
         for (index, layer) in self.layers.iter().enumerate() {
-            // After the last layer's attention, only tokens whose logits are requested matter.
+            // After the last layer's attention, only tokens of which something is wanted matter.
             let is_last = index + 1 == self.layers.len();
             let only_outputs = is_last && mtp.is_none() && outputs.len() < batch.token_ids.len();
             let step = windowed.as_ref().filter(|_| cache.is_windowed(index)).unwrap_or(step);
@@ -145,16 +146,24 @@ impl<A: SelfAttention> CausalLm for DecoderLm<A> {
                 gather_rows(context, step, &mut activations.hidden)?;
             }
         }
-        norm_logits(
-            context,
-            &mut activations.linear_scratch,
-            outputs.len(),
-            &activations.hidden,
-            &self.norm,
-            self.head.as_ref().unwrap_or(&self.embedding),
-            &mut activations.logits,
-        )?;
+        if num_logits > 0 {
+            let head = self.head.as_ref().unwrap_or(&self.embedding);
+            let Activations { hidden, logits, linear_scratch: scratch, .. } = activations;
+            norm_logits(context, scratch, num_logits, hidden, &self.norm, head, logits)?;
+        }
+        if num_logits < outputs.len() {
+            // Nothing else reads the residual stream any more.
+            norm_part(context, outputs.len(), &mut activations.hidden, 0, &self.norm)?;
+        }
         Ok(&activations.logits)
+    }
+
+    fn hidden_states(&self, batch: &InputBatch) -> Result<Vec<f32>> {
+        let (hidden, scale) = (&self.activations.hidden, self.config.logits_scale);
+        let num_before = batch.num_logits() * hidden.width();
+        hidden.read(batch.outputs.len(), |values| {
+            values[num_before..].iter().map(|value| value / scale).collect()
+        })
     }
 
     fn mtp(&mut self) -> Option<&mut dyn Mtp> {
@@ -171,7 +180,7 @@ impl<A: SelfAttention> DecoderLm<A> {
         batch.validate()?;
         let num_positions = batch.positions.iter().max().map_or(0, |position| *position as usize + 1);
         self.ropes.extend_to(num_positions)?;
-        let outputs = &batch.logits_indices[..];
+        let outputs = &batch.outputs[..];
         let step = StepInputs::new(&batch.token_ids, &batch.positions, outputs, &batch.attention);
         let step = &device_inputs.upload(context, step, cache)?;
         if from_itself {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{InputBatch, LoadOptions, load};
+use super::{InputBatch, LoadOptions, Wanted, load};
 use crate::Result;
 use crate::config::ModelConfig;
 use crate::ops::{Context, DeviceSampler, KvCache, KvCacheDType, RowMode, SampleParams};
@@ -29,14 +29,15 @@ pub fn compile_kernels(
     let Some(dry_run) = context.dry_run() else { return Ok(()) };
     let dry_run = Arc::new(dry_run);
     let mut model = load(checkpoint, config, &dry_run, options, &|_| ())?;
-    let cached = config.with_cached_layers();
-    let mut cache = KvCache::new(&dry_run, &cached, 1, options.block_size, kv_cache_dtype)?;
+    let own = config.of_shard(context.shard())?;
+    let mut cache = KvCache::new(&dry_run, &own.with_cached_layers(), 1, options.block_size, kv_cache_dtype)?;
     let mut sampler = DeviceSampler::new(&dry_run)?;
     let mut batch = InputBatch::default();
-    let mut forward = |sequences: &[WarmUpSequence], num_outputs: usize| {
-        fill(&mut batch, sequences, num_outputs, options.block_size);
+    let mut forward_for = |sequences: &[WarmUpSequence], num_outputs: usize, wanted: Wanted| {
+        fill(&mut batch, sequences, options.block_size);
+        (0..num_outputs).for_each(|index| batch.want(index, wanted));
         let logits = model.forward(&batch, &mut cache)?;
-        if let Some(sampler) = &mut sampler {
+        if let Some(sampler) = sampler.as_mut().filter(|_| wanted == Wanted::Logits) {
             // Which token is chosen decides over no kernel.
             sampler.begin(&dry_run, std::iter::once(SampleParams::greedy()), 1)?;
             sampler.launch(&dry_run, logits)?;
@@ -50,6 +51,9 @@ pub fn compile_kernels(
         }
         Ok::<_, crate::Error>(())
     };
+    forward_for(&[WarmUpSequence { num_tokens: 1, len: 1, mode: RowMode::Decode }], 1, Wanted::Hidden)?;
+    let mut forward =
+        |sequences: &[WarmUpSequence], num_outputs| forward_for(sequences, num_outputs, Wanted::Logits);
     let LoadOptions { max_num_seqs, max_num_batched_tokens, max_model_len, .. } = *options;
     let max_num_rows = options.max_num_rows();
     let doubled = |most: usize| (1..).map(|power| MAX_ROWS << power).take_while(move |count| *count < most);
@@ -95,7 +99,7 @@ struct WarmUpSequence {
 }
 
 /// A step of these sequences, all of whose tokens are in the one block that there is.
-fn fill(batch: &mut InputBatch, sequences: &[WarmUpSequence], num_outputs: usize, block_size: usize) {
+fn fill(batch: &mut InputBatch, sequences: &[WarmUpSequence], block_size: usize) {
     batch.clear();
     let attention = &mut batch.attention;
     attention.block_size = block_size;
@@ -107,5 +111,4 @@ fn fill(batch: &mut InputBatch, sequences: &[WarmUpSequence], num_outputs: usize
     let num_tokens = attention.slot_mapping.len();
     batch.token_ids.resize(num_tokens, 0);
     batch.positions.resize(num_tokens, 0);
-    batch.logits_indices.extend(0..num_outputs);
 }

@@ -20,7 +20,7 @@ use crate::weights::{Checkpoint, Quantizer};
 use crate::{Error, Result};
 
 pub use crate::layers::LoadProgress;
-pub use batch::InputBatch;
+pub use batch::{InputBatch, Wanted};
 pub use cached_range::{CachedRange, cached_range};
 pub use first_use::compile_kernels;
 pub use mtp::Mtp;
@@ -30,19 +30,26 @@ use decoder::DecoderLm;
 
 /// A language model with its weights and the memory of a step.
 pub trait CausalLm: Send {
-    /// The model's configuration.
+    /// The model's configuration: that of the shard that is computed here.
     fn config(&self) -> &ModelConfig;
 
     /// The device that it is on.
     fn context(&self) -> &Arc<Context>;
 
-    /// Computes a step: writes the keys and values of its tokens to the cache and returns the logits of
-    /// `batch.logits_indices`, `[logits_indices.len(), vocab_size]`, which stay valid until the next step.
+    /// Computes a step: writes the keys and values of its tokens to the cache and returns the logits of the tokens of which
+    /// they are wanted, `[num_logits, vocab_size]`, which stay valid until the next step.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Internal`] if the batch is larger than the model was loaded for, or names tokens,
     /// positions or blocks that do not exist.
     fn forward(&mut self, batch: &InputBatch, cache: &mut KvCache) -> Result<&Buffer>;
+
+    /// The hidden states after the last norm that the last step's `batch` wanted, in their order, `[num_hidden, hidden_size]`.
+    /// They are those of the model before a factor that it has for logits.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Internal`] if the batch is larger than the model was loaded for, or the device failed.
+    fn hidden_states(&self, batch: &InputBatch) -> Result<Vec<f32>>;
 
     /// The same with its MTP block, if it was loaded with it.
     fn mtp(&mut self) -> Option<&mut dyn Mtp>;
@@ -98,12 +105,13 @@ impl LoadOptions {
     }
 }
 
-/// Loads the weights of a model. `on_progress` is called after each tensor, or more often while weights
+/// Loads the weights of a model, or of the [shard](Context::shard) of it that is computed here. `on_progress` is called after each tensor, or more often while weights
 /// are quantised, and from any thread.
 ///
 /// # Errors
 /// If a tensor is missing, has another shape than `config` says or cannot be read, if the checkpoint has tensors that
-/// the architecture does not use, or the device has no kernels for it.
+/// the architecture does not use, or the device has no kernels for it; [`crate::ErrorKind::Unsupported`] if it cannot be
+/// divided among the ranks.
 pub fn load(
     checkpoint: &Checkpoint,
     config: &ModelConfig,
@@ -112,7 +120,16 @@ pub fn load(
     on_progress: &(dyn Fn(LoadProgress) + Sync),
 ) -> Result<Box<dyn CausalLm>> {
     options.validate()?;
+    let shard = context.shard();
+    if !shard.is_whole() && options.expert_file.is_some() {
+        return Err(Error::unsupported(
+            "experts in a file are all of them, and a rank has only a part of each",
+        )
+        .with_hint("run the model on one rank, or keep experts in memory"));
+    }
+    let config = &config.of_shard(shard)?;
     let loader = Loader::new(checkpoint, context, options.quantizer.clone(), on_progress)?
+        .of_shard(shard)
         .with_expert_file(options.expert_file.clone())
         .with_norm_offset(config.norm_offset);
     let first_unused = config.mtp_layer().map_or(config.num_layers, |layer| layer + 1);

@@ -18,7 +18,7 @@ use crate::ops::{
 pub trait Mtp {
     /// Computes the block for the tokens of the last [forward pass](super::CausalLm::forward), from its hidden states.
     /// `batch` is the same except for `token_ids`, in which each token has been replaced by the one after it, and for
-    /// `logits_indices`. Returns the block's states of these, `[logits_indices.len(), hidden]`.
+    /// `outputs`. Returns the block's states of these, `[outputs.len(), hidden]`.
     ///
     /// # Errors
     /// As [`forward`](super::CausalLm::forward).

@@ -5,11 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::Result;
+use crate::config::Shard;
 use crate::ops::cpu::CpuBackend;
 use crate::ops::cpu::pool::ThreadPool;
 use crate::ops::cpu::simd::CpuLevel;
 use crate::ops::gpu::{Gpu, GpuBackend, Tuning};
 use crate::ops::reference::ReferenceBackend;
+use crate::ops::sum_over_ranks::Communicator;
 use crate::weights::{DType, FileType};
 
 /// A device with the resources of its kernels. Every op starts with `launch`, which returns the device.
@@ -17,6 +19,10 @@ use crate::weights::{DType, FileType};
 pub struct Context {
     device: DeviceBackend,
     num_dispatches: AtomicU64,
+    /// The part of models that is computed here.
+    shard: Shard,
+    /// None on a single rank.
+    communicator: Option<Arc<dyn Communicator>>,
 }
 
 #[derive(Debug)]
@@ -44,7 +50,7 @@ impl Context {
     /// The CPU, with these threads and kernels for `level`.
     #[must_use]
     pub fn cpu_with(pool: ThreadPool, level: CpuLevel) -> Self {
-        Self { device: DeviceBackend::Cpu(CpuBackend { pool, level }), num_dispatches: AtomicU64::new(0) }
+        Self::whole(DeviceBackend::Cpu(CpuBackend { pool, level }))
     }
 
     /// A GPU. The host repacks weights for it, with all threads that the system allows.
@@ -56,10 +62,7 @@ impl Context {
 
     fn gpu_with(gpu: Arc<dyn Gpu>, tuning: Tuning) -> Self {
         let pool = ThreadPool::new(ThreadPool::default_num_threads());
-        Self {
-            device: DeviceBackend::Gpu(Arc::new(GpuBackend::new(gpu, tuning, pool))),
-            num_dispatches: AtomicU64::new(0),
-        }
+        Self::whole(DeviceBackend::Gpu(Arc::new(GpuBackend::new(gpu, tuning, pool))))
     }
 
     /// The same GPU with other variants of some kernels, and their names: `self-test` checks and measures them, to find
@@ -76,7 +79,29 @@ impl Context {
     /// candle's own device: every op by its definition, regardless of speed.
     #[must_use]
     pub fn reference(backend: ReferenceBackend) -> Self {
-        Self { device: DeviceBackend::Reference(backend), num_dispatches: AtomicU64::new(0) }
+        Self::whole(DeviceBackend::Reference(backend))
+    }
+
+    fn whole(device: DeviceBackend) -> Self {
+        Self { device, num_dispatches: AtomicU64::new(0), shard: Shard::WHOLE, communicator: None }
+    }
+
+    /// The same device as one of several ranks, which have the other parts of models and add up results with
+    /// `communicator`.
+    #[must_use]
+    pub fn of_rank(self, shard: Shard, communicator: Arc<dyn Communicator>) -> Self {
+        Self { shard, communicator: Some(communicator), ..self }
+    }
+
+    /// The part of models that is computed here.
+    #[must_use]
+    pub fn shard(&self) -> Shard {
+        self.shard
+    }
+
+    /// The connection to the other ranks, if there are any and something is computed.
+    pub(crate) fn communicator(&self) -> Option<&dyn Communicator> {
+        self.communicator.as_deref()
     }
 
     /// The same device for a dry run: ops request their kernels, but nothing is compiled and nothing is computed.
@@ -84,10 +109,9 @@ impl Context {
     pub(crate) fn dry_run(&self) -> Option<Self> {
         match &self.device {
             DeviceBackend::Cpu(_) | DeviceBackend::Reference(_) => None,
-            DeviceBackend::Gpu(gpu) => Some(Self {
-                device: DeviceBackend::Gpu(Arc::new(gpu.dry_run())),
-                num_dispatches: AtomicU64::new(0),
-            }),
+            DeviceBackend::Gpu(gpu) => {
+                Some(Self { shard: self.shard, ..Self::whole(DeviceBackend::Gpu(Arc::new(gpu.dry_run()))) })
+            }
         }
     }
 

@@ -28,6 +28,7 @@ mod rope_attention;
 mod rope_kv_write;
 mod sample;
 mod step_inputs;
+mod sum_over_ranks;
 #[cfg(test)]
 mod tests;
 mod weights;
@@ -58,6 +59,7 @@ pub use rope_attention::rope_attention;
 pub use rope_kv_write::{HeadNorms, RopeTable, rope_kv_write};
 pub use sample::{DeviceSampler, SampleParams, SampledTokens};
 pub use step_inputs::{DeviceInputs, StepInputs};
+pub use sum_over_ranks::{Communicator, keep_on_first_rank, sum_over_ranks};
 pub use weights::{Linear, LinearStack, Matrix, MatrixStack, RmsNorm, Vector};
 
 pub(crate) use probe::{kernel_limits, probe};

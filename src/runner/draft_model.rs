@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::{ModelRunner, Runner, ScheduledSequence, Step, StepDraft};
+use super::{ModelRunner, Runner, ScheduledSequence, Step, StepDraft, Wanted};
 use crate::Result;
 use crate::kv_cache::BlockId;
 use crate::models::CausalLm;
@@ -181,6 +181,7 @@ impl ModelDrafter {
             block_table: &self.blocks,
             copy: None,
             samples,
+            wanted: Wanted::Logits,
             all_logits: false,
             prompt_logprobs: None,
         };

@@ -17,5 +17,8 @@ pub use model_runner::ModelRunner;
 pub use probe::Probe;
 pub use step::{DraftRequest, Runner, ScheduledSequence, SequenceOutput, Step, StepDraft};
 
+/// What is wanted of a position of a step.
+pub use crate::models::Wanted;
+
 /// A [`Runner`]'s view of its cache.
 pub use crate::ops::{HostBlocks, KvCache};

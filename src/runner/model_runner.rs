@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::mtp::Predictions;
 use super::{DraftRequest, Runner, ScheduledSequence, SequenceOutput, Step};
-use crate::models::{CausalLm, InputBatch};
+use crate::models::{CausalLm, InputBatch, Wanted};
 use crate::ops::{AttentionMetadata, DeviceSampler, KvCache, RowMode, SampleParams};
 use crate::sampling::{SampledToken, Sampler, SamplerInput};
 use crate::scheduler::SeqId;
@@ -98,13 +98,16 @@ impl ModelRunner {
     /// The first forward pass, with all rows.
     fn prepare(&mut self, step: &Step<'_>) {
         self.clear_batch();
-        for scheduled in &step.sequences {
+        for (_, scheduled) in step.in_batch_order() {
             let first = self.batch.token_ids.len();
             let end = scheduled.start + scheduled.len;
             let mode = RowMode::of(scheduled.len - scheduled.draft.num_tokens);
             let token_ids = &scheduled.token_ids[scheduled.start..end];
             self.push_row(step, scheduled, scheduled.start, token_ids, mode);
-            self.batch.logits_indices.extend(scheduled.rows_with_logits().map(|row| first + row));
+            scheduled.rows_with_logits().for_each(|row| self.batch.want(first + row, Wanted::Logits));
+            if scheduled.wants_hidden() {
+                self.batch.want(first + scheduled.len - 1, Wanted::Hidden);
+            }
         }
     }
 
@@ -112,7 +115,7 @@ impl ModelRunner {
     fn prepare_next(&mut self, step: &Step<'_>, offset: usize) {
         self.clear_batch();
         for scheduled in &step.sequences {
-            self.batch.logits_indices.push(self.batch.token_ids.len());
+            self.batch.want(self.batch.token_ids.len(), Wanted::Logits);
             let position = scheduled.start + scheduled.len - 1 + offset;
             self.push_row(step, scheduled, position, &[0], RowMode::Decode);
         }
@@ -213,7 +216,7 @@ impl ModelRunner {
         self.prepare(step);
         let vocab_size = self.model.config().vocab_size;
         let sampler = &mut self.sampler;
-        let num_logits = self.batch.logits_indices.len();
+        let num_logits = self.batch.num_logits();
         let logits = self.model.forward(&self.batch, &mut self.kv_cache)?;
         let mut outputs = logits.read(num_logits, |logits| {
             let mut rest = logits;
@@ -231,10 +234,18 @@ impl ModelRunner {
                     None => Vec::new(),
                 };
                 let logits = if scheduled.all_logits { own.to_vec() } else { Vec::new() };
-                outputs.push(SequenceOutput { samples, logits, prompt_logprobs });
+                outputs.push(SequenceOutput { samples, logits, hidden: None, prompt_logprobs });
             }
             outputs
         })?;
+        if num_logits < self.batch.outputs.len() {
+            let states = self.model.hidden_states(&self.batch)?;
+            let wanting = step.sequences.iter().zip(&mut outputs).filter(|(own, _)| own.wants_hidden());
+            let width = self.model.config().hidden_size;
+            for ((_, output), state) in wanting.zip(states.chunks_exact(width)) {
+                output.hidden = Some(state.to_vec());
+            }
+        }
         if step.num_steps > 1 {
             self.continue_multi_step(step, &mut outputs)?;
         }
@@ -242,7 +253,7 @@ impl ModelRunner {
     }
 }
 
-/// The tokens of a sequence's samples. With a draft, tokens after the first rejected one are not read.
+/// The tokens of a sequence's samples; none if another thing is wanted. With a draft, tokens after the first rejected one are not read.
 fn draw(
     sampler: &mut Sampler,
     scheduled: &ScheduledSequence<'_>,
@@ -250,6 +261,9 @@ fn draw(
     vocab_size: usize,
     num_steps: usize,
 ) -> Vec<Vec<Option<SampledToken>>> {
+    if scheduled.wants_hidden() {
+        return Vec::new();
+    }
     if scheduled.draft.num_tokens == 0 {
         let last = logits.len().saturating_sub(vocab_size);
         let draw = |(index, input)| {
@@ -285,6 +299,7 @@ fn is_right(scheduled: &ScheduledSequence<'_>, index: usize, token: Option<&Opti
 /// Whether the host needs only the tokens of a row.
 fn can_sample_on_device(scheduled: &ScheduledSequence<'_>) -> bool {
     match &scheduled.samples[..] {
+        _ if scheduled.wants_hidden() => false,
         [] => scheduled.num_logits() == 0,
         [input] => {
             // Of a constraint, the sets after drafted tokens are the host's too.

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use super::{DraftRequest, ModelRunner, SequenceOutput, Step};
 use crate::Result;
-use crate::models::InputBatch;
+use crate::models::{InputBatch, Wanted};
 use crate::ops::RowMode;
 use crate::sampling::SamplerInput;
 use crate::scheduler::SeqId;
@@ -56,22 +56,22 @@ impl ModelRunner {
         let Self { model, kv_cache, batch, predictions, .. } = self;
         let Some(mtp) = model.mtp() else { return Ok(()) };
         batch.token_ids.clear();
-        batch.logits_indices.clear();
+        batch.clear_outputs();
         batch.sampled = None;
         let mut sequences = Vec::new();
-        for (scheduled, output) in step.sequences.iter().zip(outputs) {
+        for (index, scheduled) in step.in_batch_order() {
             let first = batch.token_ids.len();
             let next = scheduled.start + 1..scheduled.start + scheduled.len + 1;
             // After the last token of all, a sampled one; where none was sampled, it does not matter.
             batch
                 .token_ids
                 .extend(next.map(|position| scheduled.token_ids.get(position).copied().unwrap_or(0)));
-            let tokens = output.samples.first().map_or(&[][..], |tokens| &tokens[..]);
+            let tokens = outputs[index].samples.first().map_or(&[][..], |tokens| &tokens[..]);
             let Some(Some(last)) = tokens.last() else { continue };
             // The drafted tokens before it have come.
             let position = scheduled.len - scheduled.draft.num_tokens + tokens.len() - 2;
             batch.token_ids[first + position] = last.token_id;
-            batch.logits_indices.push(first + position);
+            batch.want(first + position, Wanted::Logits);
             sequences.push((scheduled.seq, scheduled.start + position + 2));
         }
         let states = mtp.follow(batch, kv_cache)?;
@@ -127,7 +127,7 @@ impl ModelRunner {
             batch.token_ids.push(token.token_id);
             batch.positions.push(position as u32);
             batch.attention.slot_mapping.push(own as usize * block_size + position % block_size);
-            batch.logits_indices.push(0);
+            batch.want(0, Wanted::Logits);
             let positions = position..position + 1;
             batch.attention.push(positions, 0, RowMode::Decode, |index| block(index).unwrap_or(own));
             mtp.predict_after(batch, kv_cache)?.read(1, |values| {

@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use super::{ModelRunner, Runner, ScheduledSequence, Step, StepDraft};
+use super::{ModelRunner, Runner, ScheduledSequence, Step, StepDraft, Wanted};
 use crate::Result;
 use crate::kv_cache::BlockId;
 use crate::scheduler::SeqId;
@@ -51,6 +51,7 @@ impl ModelRunner {
                 block_table: &blocks,
                 copy: None,
                 samples: Vec::new(),
+                wanted: Wanted::Logits,
                 all_logits: false,
                 prompt_logprobs: None,
             };

@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::kv_cache::BlockId;
+use crate::models::Wanted;
 use crate::ops::KvCache;
 use crate::sampling::{RankedLogprobs, SampledToken, SamplerInput, TokenMask};
 use crate::scheduler::{BlockCopy, SeqId};
@@ -23,6 +24,15 @@ pub struct Step<'a> {
     /// Whether the model may draft after this step, so that its MTP block is computed for the tokens of the step. Then the next
     /// step is not queued.
     pub may_draft_next: bool,
+}
+
+impl<'a> Step<'a> {
+    /// The sequences with their indices, in the order of the batch: those of which hidden states are wanted come last.
+    pub fn in_batch_order(&self) -> impl Iterator<Item = (usize, &ScheduledSequence<'a>)> {
+        let all = || self.sequences.iter().enumerate();
+        let is_last = |scheduled: &ScheduledSequence<'_>| scheduled.wanted == Wanted::Hidden;
+        all().filter(move |(_, own)| !is_last(own)).chain(all().filter(move |(_, own)| is_last(own)))
+    }
 }
 
 /// Tokens of a sequence to compute.
@@ -48,6 +58,9 @@ pub struct ScheduledSequence<'a> {
     /// Draws to make from the last token's logits; with drafted tokens one, which is made after each of the tokens (see
     /// [`Self::input`]).
     pub samples: Vec<SamplerInput<'a>>,
+    /// What is wanted of the last token, if there are draws to make: the logits for them, or its hidden state instead of
+    /// them.
+    pub wanted: Wanted,
     /// Return the logits of all computed tokens.
     pub all_logits: bool,
     /// Return the log-probability of each token after a computed one, as far as there is one, and of this
@@ -72,6 +85,12 @@ impl<'a> ScheduledSequence<'a> {
         (first..self.len).filter(move |row| self.returns_logits() || self.samples_at(row - first_draw))
     }
 
+    /// Whether the hidden state of the last token is wanted.
+    #[must_use]
+    pub fn wants_hidden(&self) -> bool {
+        self.wanted == Wanted::Hidden && !self.samples.is_empty()
+    }
+
     /// Rows of logits that the sequence needs.
     #[must_use]
     pub fn num_logits(&self) -> usize {
@@ -85,6 +104,7 @@ impl<'a> ScheduledSequence<'a> {
     /// Whether logits of the token before draw `index` decide something.
     fn samples_at(&self, index: usize) -> bool {
         match self.draft.num_tokens {
+            _ if self.wanted == Wanted::Hidden => false,
             0 => (0..self.samples.len()).any(|draw| self.forced(draw).is_none()),
             _ => self.forced(index).is_none(),
         }
@@ -138,6 +158,8 @@ pub struct SequenceOutput {
     pub samples: Vec<Vec<Option<SampledToken>>>,
     /// If all logits were requested: `len × vocab_size` f32.
     pub logits: Vec<f32>,
+    /// If the hidden state of the last token was wanted: `hidden_size` f32.
+    pub hidden: Option<Vec<f32>>,
     /// If log-probabilities were requested: those of the tokens at `start + 1..`, at most `len`.
     pub prompt_logprobs: Vec<RankedLogprobs>,
 }

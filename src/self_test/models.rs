@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::oracle::error;
 use super::{Check, Report};
 use crate::config::ModelConfig;
-use crate::models::{self, CausalLm, InputBatch, LoadOptions};
+use crate::models::{self, CausalLm, InputBatch, LoadOptions, Wanted};
 use crate::ops::cpu::{CpuLevel, ThreadPool};
 use crate::ops::{Context, EXPANDED_GROUP, KvCache, KvCacheDType, RowMode};
 use crate::weights::Checkpoint;
@@ -205,7 +205,7 @@ impl Model {
         batch.token_ids.extend_from_slice(token_ids);
         batch.positions.extend(start as u32..end as u32);
         batch.attention.slot_mapping.extend(start..end);
-        batch.logits_indices.extend(0..token_ids.len());
+        (0..token_ids.len()).for_each(|index| batch.want(index, Wanted::Logits));
         batch.attention.push(start..end, num_grouped, RowMode::of(token_ids.len()), |index| index as u32);
         let logits = self.model.forward(&batch, &mut self.cache)?;
         logits.read_exact(token_ids.len())

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tinyvllm::config::ModelConfig;
-use tinyvllm::models::{self, CausalLm, InputBatch, LoadOptions};
+use tinyvllm::models::{self, CausalLm, InputBatch, LoadOptions, Wanted};
 use tinyvllm::ops::{Context, KvCache, KvCacheDType, RowMode};
 use tinyvllm::weights::Checkpoint;
 
@@ -45,7 +45,7 @@ impl Drafted {
         batch.positions.extend(positions.start as u32..positions.end as u32);
         batch.attention.slot_mapping.extend(positions.clone());
         let num_outputs = if mode == RowMode::Decode { positions.len() } else { 1 };
-        batch.logits_indices.extend(positions.len() - num_outputs..positions.len());
+        (positions.len() - num_outputs..positions.len()).for_each(|index| batch.want(index, Wanted::Logits));
         batch.attention.push(positions, 0, mode, |index| index as u32);
         let vocab_size = self.model.config().vocab_size;
         let logits = self.model.forward(&batch, &mut self.cache).unwrap();

@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use tinyvllm::config::EngineConfig;
 use tinyvllm::config::{SpeculativeConfig, SpeculativeMethod};
 use tinyvllm::engine::{EngineCore, Event, Request};
-use tinyvllm::runner::Runner;
+use tinyvllm::runner::{Runner, Wanted};
 use tinyvllm::sampling::{Sampler, SamplerInput, SamplingParams, TokenLogprobs, TokenMask};
 use tinyvllm::speculation::{Draft, DraftSource, DraftedSequence, Drafter};
 
@@ -303,6 +303,7 @@ fn the_input_after_a_drafted_token_is_that_of_plain_decoding() {
         block_table: &[],
         copy: None,
         samples: vec![input],
+        wanted: Wanted::Logits,
         all_logits: false,
         prompt_logprobs: None,
     };
@@ -338,6 +339,7 @@ fn tokens_that_a_constraint_forces_need_no_logits() {
             block_table: &[],
             copy: None,
             samples: vec![input],
+            wanted: Wanted::Logits,
             all_logits,
             prompt_logprobs: None,
         };

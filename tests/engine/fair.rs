@@ -88,7 +88,10 @@ impl Load {
                         self.owners.remove(id);
                     }
                 }
-                Event::PromptLogits { .. } | Event::PromptLogprobs { .. } | Event::PromptProgress { .. } => {}
+                Event::Hidden { .. }
+                | Event::PromptLogits { .. }
+                | Event::PromptLogprobs { .. }
+                | Event::PromptProgress { .. } => {}
             }
         }
         events

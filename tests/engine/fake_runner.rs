@@ -295,7 +295,7 @@ impl Runner for FakeRunner {
                     ));
                 }
             }
-            outputs.push(SequenceOutput { samples, logits: all_logits, prompt_logprobs });
+            outputs.push(SequenceOutput { samples, logits: all_logits, hidden: None, prompt_logprobs });
         }
         // As a real one, it does not always do so.
         if step.may_queue_next && self.may_queue_next && !self.num_steps.is_multiple_of(5) {

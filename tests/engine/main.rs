@@ -79,6 +79,7 @@ impl Collected {
                 assert!(self.tokens.is_empty(), "it comes before every token");
                 self.prompt_progress.push(progress);
             }
+            Event::Hidden { .. } => panic!("the fake model has no hidden states"),
             Event::Token { index, token_id, .. } => {
                 assert!(!self.finished.contains_key(&index), "a token after the end");
                 self.tokens.entry(index).or_default().push(token_id);

@@ -60,8 +60,15 @@ fn load(gpu: Arc<Recorder>, case: Case, progress: &dyn LoadProgress) -> Llm {
 
 /// Generates with prompts and batches of many sizes, on the device and with help of the host.
 fn generate(llm: &Llm, case: Case) {
+    let submit = |request: Request| {
+        for event in llm.engine().submit(request).unwrap() {
+            if let Event::Finished { error, .. } = event {
+                assert_eq!(error, None);
+            }
+        }
+    };
+    let prompt = |len: usize| (0..len as u32).map(|index| 3 + index % 200).collect::<Vec<_>>();
     let run = |prompt_len: usize, n: usize, prompt_logprobs: Option<usize>| {
-        let prompt = (0..prompt_len as u32).map(|index| 3 + index % 200).collect();
         let params = SamplingParams {
             n,
             max_tokens: Some(3),
@@ -73,12 +80,7 @@ fn generate(llm: &Llm, case: Case) {
         };
         // The drafts differ from the output.
         let prediction = vec![7, 8, 9, 10];
-        let request = Request { prompt_logprobs, prediction, ..Request::new(prompt, params) };
-        for event in llm.engine().submit(request).unwrap() {
-            if let Event::Finished { error, .. } = event {
-                assert_eq!(error, None);
-            }
-        }
+        submit(Request { prompt_logprobs, prediction, ..Request::new(prompt(prompt_len), params) });
     };
     for n in [1, 2, 3, 4, 5, 9, 17, 32].into_iter().filter(|n| *n <= case.max_num_seqs) {
         run(7, n, None);
@@ -86,6 +88,7 @@ fn generate(llm: &Llm, case: Case) {
     for prompt_len in [1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 50, 70, 150, 300] {
         run(prompt_len, 1, None);
         run(prompt_len, 1, Some(1));
+        submit(Request::hidden_state(prompt(prompt_len)));
     }
 }
 

@@ -110,6 +110,7 @@ fn nothing_is_compiled_in_a_request_that_a_model_drafts_for() {
             }
         }
         assert!(llm.engine().stats().unwrap().speculation.num_drafts > 0);
+        assert!(llm.engine().submit(Request::hidden_state(vec![3, 4, 5])).unwrap().count() > 0);
         let compiled = recorder.compiled();
         let late: Vec<_> = compiled.keys().filter(|name| !at_load.contains_key(*name)).collect();
         assert!(late.is_empty(), "{class:?}: compiled in a request: {late:?}");

@@ -73,7 +73,10 @@ pub(crate) fn tokens(llm: &Llm, requests: Vec<Request>) -> Vec<Vec<Vec<u32>>> {
             match event {
                 Event::Token { index, token_id, .. } => tokens[index].push(token_id),
                 Event::Finished { error, .. } => assert_eq!(error, None),
-                Event::PromptLogits { .. } | Event::PromptLogprobs { .. } | Event::PromptProgress { .. } => {}
+                Event::Hidden { .. }
+                | Event::PromptLogits { .. }
+                | Event::PromptLogprobs { .. }
+                | Event::PromptProgress { .. } => {}
             }
         }
         tokens

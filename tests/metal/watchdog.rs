@@ -14,7 +14,7 @@ use tinyvllm::kv_cache::BlockId;
 use tinyvllm::models::{self, LoadOptions};
 use tinyvllm::ops::gpu::Gpu;
 use tinyvllm::ops::{Context, KvCache, KvCacheDType};
-use tinyvllm::runner::{ModelRunner, Runner, ScheduledSequence, SequenceOutput, Step, StepDraft};
+use tinyvllm::runner::{ModelRunner, Runner, ScheduledSequence, SequenceOutput, Step, StepDraft, Wanted};
 use tinyvllm::sampling::{SamplerInput, SamplingParams};
 use tinyvllm::scheduler::SeqId;
 use tinyvllm::weights::Checkpoint;
@@ -225,6 +225,7 @@ fn execute(
         block_table: table,
         copy: None,
         samples: input.iter().copied().collect(),
+        wanted: Wanted::Logits,
         all_logits: *all_logits,
         prompt_logprobs: None,
     });

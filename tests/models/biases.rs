@@ -10,7 +10,7 @@ use super::*;
 const MODEL: &str = "tiny/llama";
 
 /// The model with biases of all projections of its feed-forward networks, of about this size.
-fn with_biases(size: f32) -> TempDir {
+pub(super) fn with_biases(size: f32) -> TempDir {
     let bytes = std::fs::read(fixture(MODEL).join("model.safetensors")).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let mut tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = Vec::new();

@@ -5,7 +5,7 @@ use safetensors::tensor::TensorView;
 use serde_json::json;
 use tempfile::TempDir;
 use tinyvllm::kv_cache::BlockId;
-use tinyvllm::runner::{DraftRequest, ModelRunner, Runner, ScheduledSequence, Step, StepDraft};
+use tinyvllm::runner::{DraftRequest, ModelRunner, Runner, ScheduledSequence, Step, StepDraft, Wanted};
 use tinyvllm::sampling::{SamplerInput, SamplingParams};
 use tinyvllm::scheduler::SeqId;
 use tinyvllm::speculation::Draft;
@@ -64,11 +64,12 @@ impl TestSequence {
         let (ids, next) =
             (&self.tokens[positions.clone()], &self.tokens[positions.start + 1..=positions.end]);
         let mut batch = self.batch(positions.clone(), ids, RowMode::of(num));
-        batch.logits_indices.push(num - 1);
+        batch.want(num - 1, Wanted::Logits);
         let Instance { model, cache, .. } = &mut self.instance;
         let logits = model.forward(&batch, cache).unwrap().read(1, <[f32]>::to_vec).unwrap();
         batch.token_ids.copy_from_slice(next);
-        batch.logits_indices = (0..num).collect();
+        batch.clear_outputs();
+        (0..num).for_each(|index| batch.want(index, Wanted::Logits));
         let states = model.mtp().unwrap().follow(&batch, cache).unwrap();
         let width = states.width();
         let states = states.read(num, |values| values.chunks(width).map(<[f32]>::to_vec).collect()).unwrap();
@@ -85,7 +86,7 @@ impl TestSequence {
             let position = self.num_computed + drafted.len() - 1;
             let mut batch =
                 self.batch(position..position + 1, &drafted[drafted.len() - 1..], RowMode::Decode);
-            batch.logits_indices.push(0);
+            batch.want(0, Wanted::Logits);
             let Instance { model, cache, .. } = &mut self.instance;
             let logits = model.mtp().unwrap().predict_after(&batch, cache).unwrap();
             drafted.push(argmax(&logits.read(1, <[f32]>::to_vec).unwrap()));
@@ -404,6 +405,7 @@ impl Row {
             block_table: &self.blocks,
             copy: None,
             samples: if is_complete { vec![self.input()] } else { Vec::new() },
+            wanted: Wanted::Logits,
             all_logits: false,
             prompt_logprobs: None,
         }

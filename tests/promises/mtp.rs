@@ -91,7 +91,10 @@ fn ranked_together(llm: &Llm) -> (Vec<Choices>, usize) {
                     assert_eq!(error, None);
                     num_preemptions += stats.num_preemptions;
                 }
-                Event::PromptLogits { .. } | Event::PromptLogprobs { .. } | Event::PromptProgress { .. } => {}
+                Event::Hidden { .. }
+                | Event::PromptLogits { .. }
+                | Event::PromptLogprobs { .. }
+                | Event::PromptProgress { .. } => {}
             }
         }
         choices

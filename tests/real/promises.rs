@@ -59,7 +59,10 @@ fn collect(stream: RequestStream) -> Outcome {
                 (outcome.num_cached_tokens, outcome.num_preemptions) =
                     (stats.num_cached_tokens, stats.num_preemptions);
             }
-            Event::PromptLogits { .. } | Event::PromptLogprobs { .. } | Event::PromptProgress { .. } => {}
+            Event::Hidden { .. }
+            | Event::PromptLogits { .. }
+            | Event::PromptLogprobs { .. }
+            | Event::PromptProgress { .. } => {}
         }
     }
     outcome

@@ -134,6 +134,7 @@ fn attempt(
                 Event::Finished { error: None, .. } => return Ok(None),
                 Event::Finished { error, .. } => return Err(failed(error)),
                 Event::Token { .. }
+                | Event::Hidden { .. }
                 | Event::PromptLogits { .. }
                 | Event::PromptLogprobs { .. }
                 | Event::PromptProgress { .. } => {}

@@ -71,7 +71,10 @@ fn run(llm: &Llm, request: Request) -> Result<(Vec<u32>, SequenceStats)> {
             Event::Token { token_id, .. } => tokens.push(token_id),
             Event::Finished { error: None, stats, .. } => return Ok((tokens, stats)),
             Event::Finished { error, .. } => return Err(failed(error)),
-            Event::PromptLogits { .. } | Event::PromptLogprobs { .. } | Event::PromptProgress { .. } => {}
+            Event::Hidden { .. }
+            | Event::PromptLogits { .. }
+            | Event::PromptLogprobs { .. }
+            | Event::PromptProgress { .. } => {}
         }
     }
     Err(failed(None))

@@ -1,11 +1,11 @@
 //! Matrices that a block has in addition to those of the model, and that are mostly copies of them.
 
-use super::Loader;
+use super::{Cut, Loader};
 use crate::Result;
 use crate::ops::Matrix;
 
 impl Loader<'_> {
-    /// The matrix `name` of the shape `[rows, cols]`; none if there is no such tensor or it is a copy of `original`,
+    /// The matrix `name` of the shape `[rows, cols]`, which every rank has whole; none if there is no such tensor or it is a copy of `original`,
     /// which then replaces it.
     ///
     /// # Errors
@@ -25,7 +25,7 @@ impl Loader<'_> {
             self.progress.advance(self.checkpoint.tensor(name)?.num_bytes());
             return Ok(None);
         }
-        self.matrix(name, rows, cols).map(Some)
+        self.matrix(name, rows, cols, Cut::Whole).map(Some)
     }
 
     /// Whether two tensors are the same. Where weights are not read, those of the same type and shape count as the same: the
