@@ -198,6 +198,7 @@ fn turn_format(
         prompt_end: model.llm.prompt_end(prompt_token_ids),
         tools: Arc::clone(&tools.tools),
         includes_reasoning,
+        requires_call: called_tools(tools).is_some(),
         max_calls: (!tools.is_parallel).then_some(1),
         num_earlier_calls: 0,
     })
