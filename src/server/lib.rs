@@ -36,6 +36,7 @@ mod paths;
 mod preparation;
 mod repeated;
 mod router;
+mod schema_numbers;
 mod signals;
 mod state;
 mod unanswerable;
