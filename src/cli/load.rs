@@ -22,7 +22,7 @@ const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
 pub(crate) fn merge_model(positional: &PositionalModel, args: &ModelArgs) -> anyhow::Result<ModelArgs> {
     let Some(word) = &positional.positional_model else { return Ok(args.clone()) };
     // An argument wins over the variable, as everywhere. Two arguments contradict each other.
-    let from_variable = std::env::var("TINYVLLM_MODEL").ok();
+    let from_variable = std::env::var("TINYVLLM_MODEL").ok().filter(|model| !model.is_empty());
     if let Some(model) = args.model.as_ref().filter(|model| Some(*model) != from_variable.as_ref()) {
         return Err(Error::invalid_request(format!("two models were given, `{word}` and --model {model}"))
             .with_hint("leave one of them out")
