@@ -208,12 +208,12 @@ impl Chat {
             .any(|template| template.uses(variable))
     }
 
-    /// The variables of the template with which the model answers without reasoning first.
+    /// The variables of the template with which the model reasons before its answer, or does not.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if the template renders the same prompt with and without each switch that templates
     /// are known to have.
-    pub fn variables_without_reasoning(&self) -> Result<Map<String, Value>> {
+    pub fn reasoning_variables(&self, is_wanted: bool) -> Result<Map<String, Value>> {
         let render = |name: &str, value: bool| {
             let variables = Map::from_iter([(name.to_owned(), value.into())]);
             self.render(&[Message::new("user", "?")], &ChatOptions { variables, ..ChatOptions::default() })

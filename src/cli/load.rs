@@ -99,7 +99,7 @@ pub(crate) fn chat_options(llm: &Llm, args: ThinkingArgs) -> tinyvllm::Result<Ch
     let chat = llm
         .require_chat()
         .map_err(|error| error.with_hint("omit --no-thinking, or give a template with --chat-template"))?;
-    Ok(ChatOptions { variables: chat.variables_without_reasoning()?, ..ChatOptions::default() })
+    Ok(ChatOptions { variables: chat.reasoning_variables(false)?, ..ChatOptions::default() })
 }
 
 /// Encodes text, and reports characters that are dropped because the vocabulary has no token for them.

@@ -131,14 +131,17 @@ impl Answers<'_> {
             Command::Show => console.reply(self.description(talk)),
             Command::Set("system", text) => self.obey(&Command::System(Some(text)), talk)?,
             Command::Set("think", value) => {
-                let no_thinking = match value {
-                    "on" | "true" | "yes" => false,
-                    "off" | "false" | "no" => true,
+                let is_wanted = match value {
+                    "on" | "true" | "yes" => true,
+                    "off" | "false" | "no" => false,
                     _ => {
                         return Err(Error::invalid_request(format!("think is on or off, not {value}")).into());
                     }
                 };
-                self.options = chat_options(self.llm, ThinkingArgs { no_thinking })?;
+                let variables = self.llm.require_chat()?.reasoning_variables(is_wanted);
+                self.options.variables = variables.map_err(|error| {
+                    error.with_hint("leave it as it is, or instruct the model with /system")
+                })?;
                 console.reply(format_args!("think is {value}"));
             }
             Command::Set(name, value) => {
