@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use tinyvllm::Error;
-use tinyvllm::chat::{ChatConfig, ChatOptions};
+use tinyvllm::chat::{ChatConfig, ChatOptions, EncodedChat, Message};
 use tinyvllm::hub::{self, HubConfig, ModelSource, ResolvedModel, alias};
 use tinyvllm::llm::{Llm, LlmOptions, OpenedDevice};
 use tinyvllm::tokenizer::dropped_in;
@@ -112,6 +112,14 @@ pub(crate) fn encode_noting<T>(console: Console, encode: impl FnOnce() -> T) -> 
         ));
     }
     encoded
+}
+
+/// Reports the messages that the template leaves out.
+pub(crate) fn note_left_out(console: Console, messages: &[Message], encoded: &EncodedChat) {
+    for index in &encoded.left_out {
+        let (number, role) = (index + 1, &messages[*index].role);
+        console.note(format_args!("note: the chat template leaves out message {number}, of the role {role}"));
+    }
 }
 
 /// Opens the device before the download of a model, and reports why a GPU is not used.
