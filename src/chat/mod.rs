@@ -6,6 +6,7 @@
 
 mod answer;
 mod jinja;
+mod left_out;
 mod mask;
 mod message;
 mod probe;
@@ -32,7 +33,7 @@ pub use self::template::ChatTemplate;
 
 /// The variables that templates have for reasoning, true if the model may: Qwen's, GLM's and Youtu's, and that of
 /// later DeepSeek models and Granite.
-const REASONING_SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
+pub const REASONING_SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 
 /// How a conversation is made into a prompt.
 #[derive(Debug, Clone, PartialEq)]
@@ -56,6 +57,15 @@ impl Default for ChatOptions {
             variables: Map::new(),
         }
     }
+}
+
+/// A conversation as a prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EncodedChat {
+    /// The prompt.
+    pub token_ids: Vec<u32>,
+    /// The indices of messages that the template leaves out.
+    pub left_out: Vec<usize>,
 }
 
 /// Appended to the last message while a prompt that ends there is rendered. The last one in the text counts, so
@@ -199,6 +209,12 @@ impl Chat {
         self.tool_use.is_some() || self.template.uses("tools")
     }
 
+    /// Whether the template writes the `name` of a message of the user or the assistant.
+    #[must_use]
+    pub fn writes_names(&self) -> bool {
+        self.probe.writes_names
+    }
+
     /// Whether the template reads this variable.
     #[must_use]
     pub fn reads(&self, variable: &str) -> bool {
@@ -208,12 +224,12 @@ impl Chat {
             .any(|template| template.uses(variable))
     }
 
-    /// The variables of the template with which the model answers without reasoning first.
+    /// The variables of the template with which the model reasons before its answer, or does not.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if the template renders the same prompt with and without each switch that templates
     /// are known to have.
-    pub fn variables_without_reasoning(&self) -> Result<Map<String, Value>> {
+    pub fn reasoning_variables(&self, is_wanted: bool) -> Result<Map<String, Value>> {
         let render = |name: &str, value: bool| {
             let variables = Map::from_iter([(name.to_owned(), value.into())]);
             self.render(&[Message::new("user", "?")], &ChatOptions { variables, ..ChatOptions::default() })
@@ -221,7 +237,7 @@ impl Chat {
         let mut found = Map::new();
         for name in REASONING_SWITCHES {
             if render(name, true)? != render(name, false)? {
-                found.insert(name.to_owned(), false.into());
+                found.insert(name.to_owned(), is_wanted.into());
             }
         }
         if !found.is_empty() {
@@ -256,6 +272,19 @@ impl Chat {
         messages: &[Message],
         options: &ChatOptions,
     ) -> Result<Vec<u32>> {
+        Ok(self.encode_reporting(tokenizer, messages, options)?.token_ids)
+    }
+
+    /// The same, with the messages that the template leaves out.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_reporting(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        options: &ChatOptions,
+    ) -> Result<EncodedChat> {
         self.encode_within(tokenizer, messages, options, (usize::MAX, usize::MAX))
     }
 
@@ -266,7 +295,7 @@ impl Chat {
         messages: &[Message],
         options: &ChatOptions,
         (max_bytes, max_tokens): (usize, usize),
-    ) -> Result<Vec<u32>> {
+    ) -> Result<EncodedChat> {
         let mut context = self.context(messages, options);
         let mut mask = Mask::new(tokenizer, [self.template(options).source()]);
         for name in ["messages", "tools"].into_iter().chain(options.variables.keys().map(String::as_str)) {
@@ -289,14 +318,16 @@ impl Chat {
             .with_hint(template::WAY_OUT));
         }
         // Memory beyond the conversation is not charged to an account yet.
-        let ids = jinja::charged_for_text(rendered.len().saturating_sub(input_bytes), || {
+        let (ids, left_out) = jinja::charged_for_text(rendered.len().saturating_sub(input_bytes), || {
             if mask.is_empty() {
-                return tokenizer.encode(&rendered, SpecialTokens::Parse);
+                let ids = tokenizer.encode(&rendered, SpecialTokens::Parse)?;
+                return Ok((ids, self.left_out(messages, options, &rendered)));
             }
             let (text, protected) = mask.restore(&rendered);
-            tokenizer.encode_protected(&text, &protected)
+            let ids = tokenizer.encode_protected(&text, &protected)?;
+            Ok((ids, self.left_out(messages, options, &text)))
         })?;
-        Ok(tokenizer.with_prefix(ids))
+        Ok(EncodedChat { token_ids: tokenizer.with_prefix(ids), left_out })
     }
 
     fn template(&self, options: &ChatOptions) -> &ChatTemplate {

@@ -10,6 +10,7 @@ const SYSTEM: &str = "probing instruction 4712";
 const ANSWER: &str = "probing answer 4713";
 const RESULT: &str = "probing result 4714";
 const TOOL: &str = "probing_tool_4715";
+const NAME: &str = "probing_name_4716";
 /// Characters of a template's own message that are repeated.
 const MAX_MESSAGE: usize = 160;
 
@@ -24,6 +25,8 @@ pub(super) struct Probe {
     pub(super) wants_content_parts: bool,
     /// Whether it writes calls only of a message whose content is null.
     pub(super) wants_null: bool,
+    /// Whether it writes the names of those who speak.
+    pub(super) writes_names: bool,
 }
 
 /// The result for one conversation.
@@ -67,8 +70,10 @@ pub(super) fn probe(chat: &mut Chat) -> Probe {
         chat.probe.wants_null = true;
         chat.probe.wants_null = is_written(chat);
     }
+    let turns = turns.map(|turn| with(turn, "name", json!(NAME)));
+    let writes_names = chat.render(&turns, &ChatOptions::default()).is_ok_and(|text| text.contains(NAME));
     let Probe { wants_content_parts, wants_null, .. } = chat.probe;
-    let mut found = Probe { wants_content_parts, wants_null, ..Probe::default() };
+    let mut found = Probe { wants_content_parts, wants_null, writes_names, ..Probe::default() };
     let mut is_usable = false;
     for (kind, outcome) in &kinds {
         match outcome {

@@ -112,14 +112,14 @@ fn known_formats() {
 }
 
 #[test]
-fn reasoning_is_switched_off_where_the_template_has_a_switch() {
+fn reasoning_is_switched_where_the_template_has_a_switch() {
     let chat = |source: &str| {
         let tokenizer = tokenizer(Some(source), &["<s>", "</s>"], false);
         Chat::new(&tokenizer).unwrap()
     };
     for name in ["chatml", "glm", "youtu"] {
         let chat = chat(&source(name));
-        let variables = chat.variables_without_reasoning().unwrap();
+        let variables = chat.reasoning_variables(false).unwrap();
         assert_eq!(variables, with("enable_thinking", json!(false)).variables, "{name}");
         let options = ChatOptions { variables, ..ChatOptions::default() };
         let prompt = chat.render(&conversation(), &options).unwrap();
@@ -130,12 +130,14 @@ fn reasoning_is_switched_off_where_the_template_has_a_switch() {
         );
     }
     let later = "{{ messages[0].content }}{% if thinking %}<think>{% else %}</think>{% endif %}";
-    let variables = chat(later).variables_without_reasoning().unwrap();
+    let variables = chat(later).reasoning_variables(false).unwrap();
     assert_eq!(variables, with("thinking", json!(false)).variables);
+    let variables = chat(later).reasoning_variables(true).unwrap();
+    assert_eq!(variables, with("thinking", json!(true)).variables);
     // A template that names the variable but ignores it has no switch.
     let idle = "{% if enable_thinking %}{% endif %}{{ messages[0].content }}";
     for source in [source("deepseek"), source("zephyr"), idle.to_owned()] {
-        let error = chat(&source).variables_without_reasoning().unwrap_err();
+        let error = chat(&source).reasoning_variables(false).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.to_string().contains("enable_thinking"), "{error}");
         assert!(error.hint().unwrap().contains("--no-thinking"));

@@ -4,6 +4,7 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
 
 use tinyvllm::chat::{AnswerEvent, AnswerFormat, AnswerParser, PromptEnd};
+use tinyvllm::engine::FinishReason;
 
 use super::console::{Style, has_styles, styled};
 use super::render::{Finished, GeneratedSequence, Render, SequenceContext};
@@ -128,9 +129,12 @@ impl<W: Write> Render for AnswerRender<W> {
         &mut self,
         _context: SequenceContext<'_>,
         _sequence: &GeneratedSequence,
-        _finished: &Finished,
+        finished: &Finished,
     ) -> io::Result<()> {
-        let events = self.parser.finish();
+        let events = match finished.reason == FinishReason::Stop && finished.matched_stop.is_none() {
+            true => self.parser.finish(),
+            false => self.parser.cut_off(),
+        };
         self.write_events(events)?;
         if self.last_byte != Some(b'\n') {
             self.write("\n")?;
@@ -145,7 +149,7 @@ impl<W: Write> Render for AnswerRender<W> {
 #[cfg(test)]
 mod tests {
     use tinyvllm::chat::ReasoningFormat;
-    use tinyvllm::engine::{FinishReason, SequenceStats};
+    use tinyvllm::engine::SequenceStats;
 
     use super::*;
 

@@ -141,6 +141,7 @@ fn with_rules(command: clap::Command) -> clap::Command {
     let command = command.mut_args(|arg| {
         let Some(long) = arg.get_long().filter(|long| !is_negation(long)) else { return arg };
         let variable = format!("TINYVLLM_{}", long.replace('-', "_").to_uppercase());
+        let keeps_empty = long == "api-key";
         // `TINYVLLM_JSON=1` is what people write; by itself a flag takes `true` and `false` only.
         let arg = match arg.get_action() {
             ArgAction::SetTrue => arg.value_parser(BoolishValueParser::new()),
@@ -148,7 +149,10 @@ fn with_rules(command: clap::Command) -> clap::Command {
         };
         // `--temperature -1` is a value out of range, not an unknown flag.
         let takes_values = arg.get_action().takes_values();
-        arg.env(variable).hide_env(true).allow_negative_numbers(takes_values)
+        let arg = arg.allow_negative_numbers(takes_values);
+        // An empty variable counts as unset, as shell scripts switch one off. But an empty key must not open a server.
+        let is_unset = std::env::var_os(&variable).is_some_and(|value| value.is_empty());
+        if is_unset && !keeps_empty { arg } else { arg.env(variable).hide_env(true) }
     });
     command.mut_subcommands(with_rules)
 }

@@ -281,7 +281,9 @@ fn encode(
         Prompt::Text(text) if uses_template => {
             let system = system.map(|text| Message::new("system", text));
             let messages: Vec<_> = system.into_iter().chain([Message::new("user", text)]).collect();
-            llm.encode_chat(&messages, &options)
+            let encoded = llm.encode_chat_reporting(&messages, &options)?;
+            load::note_left_out(console, &messages, &encoded);
+            Ok(encoded.token_ids)
         }
         Prompt::Text(text) => llm.encode_raw(text),
     };

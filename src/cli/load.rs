@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use tinyvllm::Error;
-use tinyvllm::chat::{ChatConfig, ChatOptions};
+use tinyvllm::chat::{ChatConfig, ChatOptions, EncodedChat, Message};
 use tinyvllm::hub::{self, HubConfig, ModelSource, ResolvedModel, alias};
 use tinyvllm::llm::{Llm, LlmOptions, OpenedDevice};
 use tinyvllm::tokenizer::dropped_in;
@@ -22,7 +22,7 @@ const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
 pub(crate) fn merge_model(positional: &PositionalModel, args: &ModelArgs) -> anyhow::Result<ModelArgs> {
     let Some(word) = &positional.positional_model else { return Ok(args.clone()) };
     // An argument wins over the variable, as everywhere. Two arguments contradict each other.
-    let from_variable = std::env::var("TINYVLLM_MODEL").ok();
+    let from_variable = std::env::var("TINYVLLM_MODEL").ok().filter(|model| !model.is_empty());
     if let Some(model) = args.model.as_ref().filter(|model| Some(*model) != from_variable.as_ref()) {
         return Err(Error::invalid_request(format!("two models were given, `{word}` and --model {model}"))
             .with_hint("leave one of them out")
@@ -99,7 +99,7 @@ pub(crate) fn chat_options(llm: &Llm, args: ThinkingArgs) -> tinyvllm::Result<Ch
     let chat = llm
         .require_chat()
         .map_err(|error| error.with_hint("omit --no-thinking, or give a template with --chat-template"))?;
-    Ok(ChatOptions { variables: chat.variables_without_reasoning()?, ..ChatOptions::default() })
+    Ok(ChatOptions { variables: chat.reasoning_variables(false)?, ..ChatOptions::default() })
 }
 
 /// Encodes text, and reports characters that are dropped because the vocabulary has no token for them.
@@ -112,6 +112,14 @@ pub(crate) fn encode_noting<T>(console: Console, encode: impl FnOnce() -> T) -> 
         ));
     }
     encoded
+}
+
+/// Reports the messages that the template leaves out.
+pub(crate) fn note_left_out(console: Console, messages: &[Message], encoded: &EncodedChat) {
+    for index in &encoded.left_out {
+        let (number, role) = (index + 1, &messages[*index].role);
+        console.note(format_args!("note: the chat template leaves out message {number}, of the role {role}"));
+    }
 }
 
 /// Opens the device before the download of a model, and reports why a GPU is not used.

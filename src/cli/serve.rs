@@ -89,7 +89,7 @@ struct ServerArgs {
     /// File with further keys, one a line; reloaded on SIGHUP
     ///
     /// Each key is a client, and clients share the machine fairly. `KEY weight=2` gives a key two shares.
-    /// Lines that begin with # are comments.
+    /// A word that begins with # begins a comment, so no key can.
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
     /// Trust the client names in requests: a client is a name in the header x-client-id or in the field user

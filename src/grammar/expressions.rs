@@ -52,6 +52,14 @@ pub(super) fn check(what: &str, whole: &str, part: &str, is_search: bool) -> Res
     read.map(drop).map_err(|error| refusal(what, whole, is_search, &error.to_string()))
 }
 
+/// Whether an expression is found in a text. None if it cannot be read, or if that takes too long.
+pub(super) fn is_found(part: &str, text: &str) -> Option<bool> {
+    const MAX_WORK: u64 = 100_000;
+    let mut builder = RegexBuilder::new();
+    let expression = builder.mk_regex_for_serach(part).ok()?;
+    Some(builder.into_regex_limited(expression, MAX_WORK).ok()?.is_match(text))
+}
+
 /// The error about an expression: what of it the library does not have, or else the library's reason, one of several
 /// lines.
 pub(super) fn refusal(what: &str, whole: &str, may_look_ahead: bool, words: &str) -> Error {

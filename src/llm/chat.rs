@@ -130,8 +130,11 @@ impl ChatStream {
         match event {
             TextEvent::PromptLogprobs { .. } | TextEvent::PromptProgress { .. } => {}
             TextEvent::Delta { text, .. } => self.ready.extend(self.parser.push(&text)),
-            TextEvent::Finished { reason, error, error_kind, stats, .. } => {
-                self.ready.extend(self.parser.finish());
+            TextEvent::Finished { reason, error, error_kind, stats, matched_stop, .. } => {
+                self.ready.extend(match reason == FinishReason::Stop && matched_stop.is_none() {
+                    true => self.parser.finish(),
+                    false => self.parser.cut_off(),
+                });
                 self.end = Some((reason, stats));
                 if reason == FinishReason::Error {
                     let kind = error_kind.unwrap_or(ErrorKind::Internal);

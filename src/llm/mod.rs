@@ -32,7 +32,7 @@ pub use report::ModelReport;
 pub use text_decoder::{TextDecoder, TextOptions};
 pub use text_stream::{TextEvent, TextStream};
 
-use crate::chat::{AnswerFormat, Chat, ChatOptions, Message, PromptEnd, ReasoningFormat};
+use crate::chat::{AnswerFormat, Chat, ChatOptions, EncodedChat, Message, PromptEnd, ReasoningFormat};
 use crate::config::ModelConfig;
 use crate::engine::{Engine, Request};
 use crate::grammar::{AfterReasoning, Grammar, GrammarCompiler, GrammarSpec, ReasoningStart};
@@ -218,6 +218,14 @@ impl Llm {
     /// [`ErrorKind::ContextLength`] if the template makes it so long that it is not even tokenized; otherwise as the
     /// template fails.
     pub fn encode_chat(&self, messages: &[Message], options: &ChatOptions) -> Result<Vec<u32>> {
+        Ok(self.encode_chat_reporting(messages, options)?.token_ids)
+    }
+
+    /// The same, with the messages that the template leaves out.
+    ///
+    /// # Errors
+    /// As [`Self::encode_chat`].
+    pub fn encode_chat_reporting(&self, messages: &[Message], options: &ChatOptions) -> Result<EncodedChat> {
         let tokenizer = self.require_tokenizer()?;
         let most = (self.max_text_bytes(), self.engine.config().max_model_len);
         self.require_chat()?.encode_within(tokenizer, messages, options, most)

@@ -187,6 +187,9 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request<Bo
         _active: app.enter(),
         app,
     };
+    if let (Some(answering), true) = (&line.answering, request.body().is_end_stream()) {
+        answering.begin(request.version());
+    }
     let mut answer = std::pin::pin!(next.run(request));
     let mut response = std::future::poll_fn(|cx| {
         // After a panic the future is not polled again, so its partial state is not read.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, Request, Version, header};
+use axum::http::{HeaderMap, Request, header};
 use flate2::bufread::GzDecoder;
 
 use super::account::{Charge, RequestMemory};
@@ -64,11 +64,8 @@ pub(super) async fn read(app: &App, request: Request<Body>) -> Result<JsonBody, 
         Ok(result) => result?,
         Err(_) => return Err(ApiError::too_slow("the body", whole_seconds(timeout))),
     };
-    // HTTP/1.0 has no interim answers.
-    if let Some(answering) = head.extensions.get::<Answering>()
-        && head.version == Version::HTTP_11
-    {
-        answering.begin();
+    if let Some(answering) = head.extensions.get::<Answering>() {
+        answering.begin(head.version);
     }
     if !is_packed {
         return Ok(body);

@@ -37,7 +37,7 @@ use super::access::new_id;
 use super::body::whole_seconds;
 use super::clients::network;
 use super::error::ApiError;
-use super::half_closed::{Answering, HalfClosed};
+use super::half_closed::{Answering, HalfClosed, MAX_SILENCE};
 use super::notices::Notices;
 use super::state::App;
 
@@ -250,6 +250,7 @@ async fn serve(
         Err(error) if error.is_timeout() && stream.has_unanswered_bytes => {
             Some(ApiError::too_slow("the head of the request", whole_seconds(header_timeout)))
         }
+        _ if stream.is_given_up() => Some(ApiError::half_closed(MAX_SILENCE)),
         _ => None,
     };
     if let Some(error) = unanswered {
@@ -313,6 +314,11 @@ impl TimedStream {
             answering,
             half_closed: None,
         }
+    }
+
+    /// Whether the client has closed its half, got no answer, and could not be asked.
+    fn is_given_up(&self) -> bool {
+        self.half_closed.is_some() && self.has_unanswered_bytes && self.answering.is_older()
     }
 
     /// Holds bytes back if hyper wrote this answer itself: all of ours have an id.

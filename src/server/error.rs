@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -192,6 +193,16 @@ impl ApiError {
     /// 408.
     pub(super) fn too_slow(what: &str, seconds: u64) -> Self {
         let message = format!("{what} did not arrive within {seconds} s");
+        Self { closes: true, ..Self::new(StatusCode::REQUEST_TIMEOUT, None, message) }
+    }
+
+    /// 408: the client has closed its half of the connection, and may be gone.
+    pub(super) fn half_closed(time: Duration) -> Self {
+        let message = format!(
+            "the connection was half closed and the answer takes more than {} s, which over HTTP/1.0 looks like a client \
+             that has gone; keep the connection open, or use HTTP/1.1",
+            time.as_secs()
+        );
         Self { closes: true, ..Self::new(StatusCode::REQUEST_TIMEOUT, None, message) }
     }
 

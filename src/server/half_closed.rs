@@ -2,8 +2,8 @@
 //!
 //! A disconnected client looks the same. The difference shows when bytes are sent: the system of a program
 //! that has gone resets the connection. So if nothing was sent yet, the server sends an interim answer, which
-//! every HTTP/1.1 client has to ignore. If an answer has begun, its own bytes serve as the probe.
-//! client of HTTP/1.1 has to pass over; where an answer is on its way, its own bytes ask.
+//! every HTTP/1.1 client has to ignore. If an answer has begun, its own bytes serve as the probe. HTTP/1.0 has no interim
+//! answers, so its clients have a few seconds for their answer.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use axum::http::Version;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
@@ -20,24 +21,38 @@ const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 const INTERVAL: Duration = Duration::from_millis(100);
 /// Time to read a request that came together with the end.
 const READING_TIME: Duration = Duration::from_millis(100);
-/// Longest time without a probe after an answer has begun.
-const MAX_SILENCE: Duration = Duration::from_secs(5);
+/// Longest time without a probe: after an answer has begun, or over HTTP/1.0.
+pub(super) const MAX_SILENCE: Duration = Duration::from_secs(5);
 
 /// Whether a request of the connection was read completely and its answer has not ended.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Answering(Arc<AtomicBool>);
+pub(super) struct Answering(Arc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    is_on: AtomicBool,
+    /// The latest request has a version without interim answers.
+    is_older: AtomicBool,
+}
 
 impl Answering {
-    pub(super) fn begin(&self) {
-        self.0.store(true, Ordering::Relaxed);
+    /// A request of this version was read.
+    pub(super) fn begin(&self, version: Version) {
+        self.0.is_older.store(version != Version::HTTP_11, Ordering::Relaxed);
+        self.0.is_on.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn end(&self) {
-        self.0.store(false, Ordering::Relaxed);
+        self.0.is_on.store(false, Ordering::Relaxed);
     }
 
     pub(super) fn is_on(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.0.is_on.load(Ordering::Relaxed)
+    }
+
+    /// Whether the client of the latest request knows no interim answers.
+    pub(super) fn is_older(&self) -> bool {
+        self.0.is_older.load(Ordering::Relaxed)
     }
 }
 
@@ -69,6 +84,7 @@ impl HalfClosed {
         may_ask: bool,
         cx: &mut Context<'_>,
     ) -> Poll<()> {
+        let may_ask = may_ask && !answering.is_older();
         loop {
             let silence = self.latest.elapsed();
             let is_reset = stream.take_error().is_ok_and(|error| error.is_some());
@@ -80,7 +96,8 @@ impl HalfClosed {
             if is_reset || silence >= timeout {
                 return Poll::Ready(());
             }
-            if answering.is_on() && may_ask && !self.has_asked {
+            // Most answers need no probe.
+            if answering.is_on() && may_ask && !self.has_asked && silence >= READING_TIME {
                 self.has_asked = true;
                 // If it cannot be sent, the next check finds out why.
                 let _ = stream.try_write(INTERIM);

@@ -1,11 +1,14 @@
 //! JSON from clients: limited in size, and read field by field with errors that name the field.
 
+use std::sync::Arc;
+
 use indexmap::IndexMap;
 use serde_json::{Map, Value};
 
 use super::account::{allocated, charge, give_back, taken};
 use super::error::ApiError;
 use super::ignored::Ignored;
+use super::schema_numbers;
 use super::values::{self, BodyValue, MapCharge};
 
 /// Memory for a field that was not read yet.
@@ -23,12 +26,21 @@ pub(super) fn parse_object(body: impl Into<Vec<u8>>) -> Result<Fields, ApiError>
     }
     with_whole_characters(&mut body);
     values::check(&body)?;
+    let body = Arc::new(body);
+    let text = Arc::clone(&body);
     let body = BodyValue::whole(body);
     if !body.is_object() {
         let other = describe(&body.read()?);
         return Err(ApiError::not_json(format_args!("it is {other}, expected an object")));
     }
-    Fields::of(body, String::new())
+    let fields = Fields::of(body, String::new())?;
+    let is_free = |choice: &Value| {
+        let kind = choice.get("type").or(choice.get("mode")).unwrap_or(choice);
+        ["auto", "none"].iter().any(|word| kind == word)
+    };
+    let requires_call = fields.look("tool_choice", |choice| !choice.is_null() && !is_free(choice))?;
+    schema_numbers::check(&text, requires_call.unwrap_or(false))?;
+    Ok(fields)
 }
 
 /// Replaces lone surrogates by U+FFFD. Clients send them when they cut a text in the middle of a pair.

@@ -57,6 +57,8 @@ pub(super) struct KeyRing {
     /// The numbers of all keys that were ever valid. Locked while keys are read, never during a look-up.
     known: Mutex<HashMap<Digest, usize>>,
     current: Mutex<Arc<Keys>>,
+    /// About the file that was read last.
+    notice: Mutex<Option<String>>,
 }
 
 impl std::fmt::Debug for KeyRing {
@@ -80,9 +82,15 @@ impl KeyRing {
             secret,
             known: Mutex::default(),
             current: Mutex::new(none),
+            notice: Mutex::default(),
         };
         ring.read()?;
         Ok(ring)
+    }
+
+    /// A notice for the operator about the file that was read last. It has no key.
+    pub(super) fn take_notice(&self) -> Option<String> {
+        self.notice.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Whether there is a file to reload.
@@ -115,6 +123,7 @@ impl KeyRing {
                     .with_hint("write one key a line"));
             }
             keys.extend(found);
+            *self.notice.lock().unwrap_or_else(PoisonError::into_inner) = notice(&text, path);
         }
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let mut found = HashMap::with_capacity(keys.len());
@@ -191,9 +200,52 @@ fn parse_file(text: &str, path: &Path) -> Result<Vec<Key>> {
     Ok(keys)
 }
 
+/// Names the lines that are comments and look like keys: a single word that begins with `#`.
+fn notice(text: &str, path: &Path) -> Option<String> {
+    const MAX_LINES: usize = 5;
+    let looks_like_key = |line: &str| {
+        let mut words = line.split(is_space).filter(|word| !word.is_empty());
+        let first =
+            words.next().is_some_and(|word| word.starts_with('#') && !word.replace('#', "").is_empty());
+        first && words.all(|word| word.starts_with("weight="))
+    };
+    let lines = (1..).zip(text.lines()).filter(|(_, line)| looks_like_key(line));
+    let numbers: Vec<String> = lines.map(|(number, _): (usize, _)| number.to_string()).collect();
+    let (first, more) = numbers.split_at(numbers.len().min(MAX_LINES));
+    let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+    let lines = format!("{}{more} of {}", first.join(", "), path.display());
+    match numbers.len() {
+        0 => None,
+        1 => Some(format!("line {lines} is a comment, because it begins with #; no key can begin so")),
+        _ => Some(format!("lines {lines} are comments, because they begin with #; no key can begin so")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_comment_that_looks_like_a_key_is_named_by_its_line() {
+        let check = |text: &str, expected: Option<&str>| {
+            let expected = expected.map(str::to_owned);
+            assert_eq!(notice(text, Path::new("keys.txt")), expected, "{text:?}");
+        };
+        let end = "because it begins with #; no key can begin so";
+        check("# ours\n#### \n#of Ann\na\nb # until May\n#\n", None);
+        check("a\n\u{feff}#secret\n", Some(&format!("line 2 of keys.txt is a comment, {end}")));
+        check("#secret weight=2\n", Some(&format!("line 1 of keys.txt is a comment, {end}")));
+        let end = "because they begin with #; no key can begin so";
+        check("#a\nb\n#c\n", Some(&format!("lines 1, 3 of keys.txt are comments, {end}")));
+        let many = "#a\n".repeat(7);
+        check(&many, Some(&format!("lines 1, 2, 3, 4, 5 and 2 more of keys.txt are comments, {end}")));
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "key\n#other\n").unwrap();
+        let ring = KeyRing::open(&[], Some(file.path())).unwrap();
+        let said = ring.take_notice().unwrap();
+        assert!(said.starts_with("line 2 of ") && !said.contains("other"), "{said}");
+        assert_eq!(ring.take_notice(), None);
+    }
 
     fn parse(text: &str) -> Result<Vec<(String, u32)>> {
         let keys = parse_file(text, Path::new("keys.txt"))?;

@@ -1,5 +1,7 @@
 //! The path to a position in a body, for the message of an error there.
 
+use std::fmt;
+
 /// The path, such as `a.b[1]`, of the value at a position in JSON that is valid up to there. Lines and
 /// columns count from one, and a column is a byte.
 pub(super) fn path(body: &[u8], line: usize, column: usize) -> String {
@@ -9,10 +11,22 @@ pub(super) fn path(body: &[u8], line: usize, column: usize) -> String {
         line => body.iter().enumerate().filter(is_break).nth(line - 2).map_or(0, |(at, _)| at + 1),
     };
     let before = &body[..(start + column).min(body.len())];
-    let mut steps: Vec<Step> = Vec::new();
-    let mut offset = 0;
-    while let Some(byte) = before.get(offset) {
-        match byte {
+    let (mut path, mut offset) = (BodyPath::default(), 0);
+    while offset < before.len() {
+        offset = path.advance(before, offset);
+    }
+    path.to_string()
+}
+
+/// The path to a position that moves through a body.
+#[derive(Default)]
+pub(super) struct BodyPath(Vec<Step>);
+
+impl BodyPath {
+    /// Reads the next byte or string, and returns the offset after it.
+    pub(super) fn advance(&mut self, body: &[u8], offset: usize) -> usize {
+        let steps = &mut self.0;
+        match body[offset] {
             b'{' => steps.push(Step::Field(None)),
             b'[' => steps.push(Step::Item(0)),
             b'}' | b']' => drop(steps.pop()),
@@ -22,31 +36,41 @@ pub(super) fn path(body: &[u8], line: usize, column: usize) -> String {
                 None => {}
             },
             b'"' => {
-                let len = string_len(&before[offset..]);
+                let len = string_len(&body[offset..]);
                 if let Some(Step::Field(name @ None)) = steps.last_mut() {
-                    let text = serde_json::from_slice::<String>(&before[offset..offset + len]);
+                    let text = serde_json::from_slice::<String>(&body[offset..offset + len]);
                     *name = Some(text.unwrap_or_default());
                 }
-                offset += len;
-                continue;
+                return offset + len;
             }
             _ => {}
         }
-        offset += 1;
+        offset + 1
     }
-    let mut path = String::new();
-    for step in steps {
-        match step {
-            Step::Field(name) => {
-                if !path.is_empty() {
-                    path.push('.');
+
+    /// The names of the fields, outermost first.
+    pub(super) fn names(&self) -> Vec<&str> {
+        let names = self.0.iter().filter_map(|step| match step {
+            Step::Field(name) => name.as_deref(),
+            Step::Item(_) => None,
+        });
+        names.collect()
+    }
+}
+
+impl fmt::Display for BodyPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, step) in self.0.iter().enumerate() {
+            match step {
+                Step::Field(name) => {
+                    let dot = if index > 0 { "." } else { "" };
+                    write!(f, "{dot}{}", tinyvllm::shortened(name.as_deref().unwrap_or_default()))?;
                 }
-                path.push_str(&tinyvllm::shortened(&name.unwrap_or_default()));
+                Step::Item(index) => write!(f, "[{index}]")?,
             }
-            Step::Item(index) => path.push_str(&format!("[{index}]")),
         }
+        Ok(())
     }
-    path
 }
 
 enum Step {

@@ -115,6 +115,13 @@ impl App {
         }
     }
 
+    /// Logs what is remarkable about the key file that was read last.
+    pub(super) fn tell_of_keys(&self) {
+        if let Some(notice) = self.keys.take_notice() {
+            self.log.notice(&notice);
+        }
+    }
+
     /// The model, if it is loaded.
     pub(super) fn model(&self) -> Option<&Arc<Model>> {
         self.model.get()

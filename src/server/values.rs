@@ -334,9 +334,9 @@ impl From<Value> for BodyValue {
 
 impl BodyValue {
     /// The value of a whole body.
-    pub(super) fn whole(body: Vec<u8>) -> Self {
+    pub(super) fn whole(body: Arc<Vec<u8>>) -> Self {
         let range = 0..body.len();
-        Self::Unread(Arc::new(body), range).trimmed()
+        Self::Unread(body, range).trimmed()
     }
 
     /// Removes the white space around it.

@@ -7,7 +7,11 @@ use serde_json::{Map, Value};
 
 use super::Tokenizer;
 use super::json::MAX_FILE_BYTES;
-use crate::{Error, ErrorKind, Result, files};
+use crate::{Error, ErrorKind, Result, files, shortened};
+
+const CONFIG: &str = "tokenizer_config.json";
+const SPECIAL: &str = "special_tokens_map.json";
+const PROCESSOR: &str = "chat_template.json";
 
 impl Tokenizer {
     /// Reads the tokenizer of a model folder: `tokenizer.json`, and where they exist
@@ -31,8 +35,10 @@ impl Tokenizer {
             });
         }
         let mut tokenizer = Self::from_file(&path)?;
-        let config = read_json(&folder.join("tokenizer_config.json"))?;
-        let special = tokenizer.read_if_possible(&folder.join("special_tokens_map.json"));
+        let config = tokenizer.read_object(&folder.join(CONFIG))?;
+        let special = tokenizer.read_if_possible(&folder.join(SPECIAL));
+        tokenizer.check_tokens(&config, CONFIG);
+        tokenizer.check_tokens(&special, SPECIAL);
         let named = |key: &str| token_content(&config[key]).or_else(|| token_content(&special[key]));
         if let Some(bos) = named("bos_token").and_then(|text| tokenizer.token_id(text)) {
             tokenizer.bos_token_id = Some(bos);
@@ -46,21 +52,22 @@ impl Tokenizer {
                 tokenizer.set_control(text, key);
             }
         }
-        match (config["add_bos_token"].as_bool(), tokenizer.bos_token_id) {
+        match (tokenizer.switch(&config, "add_bos_token"), tokenizer.bos_token_id) {
             (Some(true), Some(bos)) if !tokenizer.prefix_token_ids.contains(&bos) => {
                 tokenizer.prefix_token_ids.insert(0, bos);
             }
             (Some(false), Some(bos)) => tokenizer.prefix_token_ids.retain(|id| *id != bos),
             _ => {}
         }
-        if config["add_eos_token"] == true && !config["eos_token"].is_null() {
+        if tokenizer.switch(&config, "add_eos_token") == Some(true) && !config["eos_token"].is_null() {
             let eos = named("eos_token").unwrap_or_default();
             tokenizer
                 .note_suffix("add_eos_token is true in tokenizer_config.json, which", &format!("{eos:?}"));
         }
         tokenizer.template_tokens = template_tokens(&[&special, &config]);
-        let processor = tokenizer.read_if_possible(&folder.join("chat_template.json"));
-        tokenizer.chat_templates = chat_templates(folder, &[&config, &processor])?;
+        let processor = tokenizer.read_if_possible(&folder.join(PROCESSOR));
+        tokenizer.chat_templates =
+            tokenizer.read_chat_templates(folder, &[(CONFIG, &config), (PROCESSOR, &processor)])?;
         Ok(tokenizer)
     }
 }
@@ -68,10 +75,97 @@ impl Tokenizer {
 impl Tokenizer {
     /// The contents of a file that text can be read without. A damaged one is ignored, with a notice.
     fn read_if_possible(&mut self, path: &Path) -> Value {
-        read_json(path).unwrap_or_else(|error| {
+        self.read_object(path).unwrap_or_else(|error| {
             self.notices.push(format!("{}; it is left out", error.message()));
             Value::Null
         })
+    }
+
+    /// The object in a file, or null if there is none. Other JSON is ignored, with a notice.
+    fn read_object(&mut self, path: &Path) -> Result<Value> {
+        let value = read_json(path)?;
+        if value.is_object() || value.is_null() {
+            return Ok(value);
+        }
+        self.leave_out(&path.display().to_string(), &value, "an object");
+        Ok(Value::Null)
+    }
+
+    fn leave_out(&mut self, what: &str, value: &Value, expected: &str) {
+        let value = value.to_string();
+        self.notices.push(format!("{what} is {}, expected {expected}; it is left out", shortened(&value)));
+    }
+
+    /// The truth value under this key. Some files have it as a text or a number, which is taken with a notice.
+    fn switch(&mut self, config: &Value, key: &str) -> Option<bool> {
+        let value = &config[key];
+        let meaning = match value {
+            Value::Null => return None,
+            Value::Bool(is_on) => return Some(*is_on),
+            Value::String(text) => text.to_lowercase().parse().ok(),
+            Value::Number(number) => number.as_u64().filter(|number| *number < 2).map(|number| number == 1),
+            _ => None,
+        };
+        let what = format!("{key} in {CONFIG}");
+        match meaning {
+            Some(is_on) => {
+                let value = value.to_string();
+                self.notices.push(format!("{what} is {}, taken as {is_on}", shortened(&value)));
+            }
+            None => self.leave_out(&what, value, "true or false"),
+        }
+        meaning
+    }
+
+    /// Reports entries of the first and the last token that are none.
+    fn check_tokens(&mut self, file: &Value, name: &str) {
+        for key in ["bos_token", "eos_token"] {
+            let entry = &file[key];
+            if !entry.is_null() && token_content(entry).is_none() {
+                self.leave_out(&format!("{key} in {name}"), entry, "a text or an object with content");
+            }
+        }
+    }
+
+    /// All chat templates by name. Files of their own take precedence over the entries in these.
+    fn read_chat_templates(
+        &mut self,
+        folder: &Path,
+        files: &[(&str, &Value)],
+    ) -> Result<BTreeMap<String, String>> {
+        let mut templates = BTreeMap::new();
+        for (name, file) in files {
+            self.add_templates(&format!("chat_template in {name}"), &file["chat_template"], &mut templates);
+        }
+        add_template_files(folder, &mut templates)?;
+        Ok(templates)
+    }
+
+    /// A template entry is the source, a list of names and sources, or an object of them.
+    fn add_templates(&mut self, what: &str, entry: &Value, templates: &mut BTreeMap<String, String>) {
+        match entry {
+            Value::Null => {}
+            Value::String(source) => drop(templates.insert("default".to_owned(), source.clone())),
+            Value::Array(items) => {
+                for item in items {
+                    match (item["name"].as_str(), item["template"].as_str()) {
+                        (Some(name), Some(source)) => {
+                            templates.insert(name.to_owned(), source.to_owned());
+                        }
+                        _ => self.leave_out(&format!("an entry of {what}"), item, "a name and a template"),
+                    }
+                }
+            }
+            Value::Object(sources) => {
+                for (name, source) in sources {
+                    match source.as_str() {
+                        Some(source) => drop(templates.insert(name.clone(), source.to_owned())),
+                        None => self.leave_out(&format!("an entry of {what}"), source, "a template"),
+                    }
+                }
+            }
+            other => self.leave_out(what, other, "a template or a list of them"),
+        }
     }
 
     /// The config's BOS and EOS tokens are control tokens, for every setting in tokenizer.json.
@@ -105,12 +199,8 @@ fn template_tokens(files: &[&Value]) -> Map<String, Value> {
     tokens
 }
 
-/// All chat templates by name. Files of their own take precedence over the entry in the config.
-fn chat_templates(folder: &Path, files: &[&Value]) -> Result<BTreeMap<String, String>> {
-    let mut templates = BTreeMap::new();
-    for file in files {
-        add_templates(&file["chat_template"], &mut templates);
-    }
+/// Adds the chat templates that have files of their own.
+fn add_template_files(folder: &Path, templates: &mut BTreeMap<String, String>) -> Result<()> {
     if let Some(source) = read_text(&folder.join("chat_template.jinja"))? {
         templates.insert("default".to_owned(), source);
     }
@@ -127,19 +217,7 @@ fn chat_templates(folder: &Path, files: &[&Value]) -> Result<BTreeMap<String, St
             }
         }
     }
-    Ok(templates)
-}
-
-/// A template entry is the source, or a list of names and sources.
-fn add_templates(entry: &Value, templates: &mut BTreeMap<String, String>) {
-    if let Some(source) = entry.as_str() {
-        templates.insert("default".to_owned(), source.to_owned());
-    }
-    for item in entry.as_array().into_iter().flatten() {
-        if let (Some(name), Some(source)) = (item["name"].as_str(), item["template"].as_str()) {
-            templates.insert(name.to_owned(), source.to_owned());
-        }
-    }
+    Ok(())
 }
 
 /// A token entry is its text, or an object with the text under `content`.
@@ -261,6 +339,31 @@ mod tests {
         .unwrap();
         assert_eq!(tokenizer.chat_template(), Some("jinja"));
         assert_eq!(tokenizer.named_chat_template("tool_use"), Some("tools"));
+    }
+
+    #[test]
+    fn what_is_no_setting_is_reported_and_what_is_clear_is_taken() {
+        let check = |config: &str, notice: &str, add_bos: bool| {
+            let tokenizer = open(&[("tokenizer_config.json", config)]).unwrap();
+            let notices = tokenizer.notices();
+            assert!(notices.len() == 1 && notices[0].contains(notice), "{config}: {notices:?}");
+            assert_eq!(tokenizer.add_bos(), add_bos, "{config}");
+            tokenizer
+        };
+        check("[1]", "tokenizer_config.json is [1], expected an object; it is left out", true);
+        let key = "add_bos_token in tokenizer_config.json is";
+        check(r#"{"add_bos_token": "False"}"#, &format!("{key} \"False\", taken as false"), false);
+        check(r#"{"add_bos_token": 1}"#, &format!("{key} 1, taken as true"), true);
+        check(r#"{"add_bos_token": 7}"#, &format!("{key} 7, expected true or false; it is left out"), true);
+        check(r#"{"eos_token": [3]}"#, "eos_token in tokenizer_config.json is [3], expected a text", true);
+        check(r#"{"chat_template": 7}"#, "chat_template in tokenizer_config.json is 7, expected a", true);
+        let list = r#"{"chat_template": [{"name": "default", "template": "D"}, "odd"]}"#;
+        let tokenizer = check(list, "an entry of chat_template in tokenizer_config.json is \"odd\"", true);
+        assert_eq!(tokenizer.chat_template(), Some("D"));
+        let tokenizer = open(&[("tokenizer_config.json", r#"{"chat_template": {"default": "D"}}"#)]).unwrap();
+        assert!(tokenizer.chat_template() == Some("D") && tokenizer.notices().is_empty());
+        let tokenizer = open(&[("special_tokens_map.json", "[]")]).unwrap();
+        assert!(tokenizer.notices()[0].contains("special_tokens_map.json is [], expected an object"));
     }
 
     #[test]

@@ -123,7 +123,7 @@ impl Checkpoint {
             return Self::open_folder(path);
         }
         match &gguf_models_in(path)?[..] {
-            [] => Err(no_weights(path)),
+            [] => Err(SafetensorsFiles::problem_in(path).unwrap_or_else(|| no_weights(path))),
             [file] => Self::open_gguf(file),
             several => {
                 let list: Vec<_> = several.iter().map(|file| file.display().to_string()).collect();
@@ -397,6 +397,16 @@ pub(super) fn file_names(folder: &Path) -> Result<Vec<String>> {
         names.extend(entry.file_name().into_string().ok());
     }
     Ok(names)
+}
+
+/// The error for shards that a folder does not have.
+pub(super) fn missing_shards(folder: &Path, names: &[String]) -> Error {
+    const MAX_NAMES: usize = 8;
+    let (first, more) = names.split_at(names.len().min(MAX_NAMES));
+    let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+    let what = if names.len() == 1 { "a shard is".to_owned() } else { format!("{} shards are", names.len()) };
+    let message = format!("{what} missing: {} has no {}{more}", folder.display(), first.join(", "));
+    Error::new(ErrorKind::NotFound, message).with_hint("fetch all shards of the model into one folder")
 }
 
 fn no_weights(folder: &Path) -> Error {

@@ -3,7 +3,7 @@
 //! The header format and the layout of the data are checked by the `safetensors` crate; this module reads
 //! the length in front of the header itself, so that every sum is checked against the file.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use std::path::{Component, Path};
 use std::sync::Arc;
@@ -12,10 +12,11 @@ use ::safetensors::Dtype;
 use ::safetensors::tensor::Metadata;
 use serde::Deserialize;
 
+use super::checkpoint::missing_shards;
 use super::mapping::{FileStamp, Mapping};
 use super::quantized::{ComponentTensor, PackedTensors, QuantConfig};
 use super::{DType, RawTensor, SharedBytes, foreign, names};
-use crate::{Error, ErrorKind, Result, files};
+use crate::{Error, Result, files};
 
 /// The file of an unsharded checkpoint.
 pub(super) const SINGLE_FILE: &str = "model.safetensors";
@@ -82,6 +83,11 @@ impl SafetensorsFiles {
                 && Found::in_folder(folder).is_ok_and(|found| found.is_some())
     }
 
+    /// What keeps the files in `folder` from being a checkpoint of this format, if it is one in part.
+    pub(super) fn problem_in(folder: &Path) -> Option<Error> {
+        Found::in_folder(folder).err()
+    }
+
     /// Opens the checkpoint in `folder`, the single file if there is one. `config` has details of quantisation that
     /// tensors leave open.
     pub(super) fn open(folder: &Path, config: &QuantConfig) -> Result<Self> {
@@ -117,20 +123,24 @@ impl SafetensorsFiles {
         };
         let index = read_index(&path)?;
         let shards: BTreeSet<&String> = index.weight_map.values().collect();
+        let is_name = |shard: &str| {
+            matches!(Path::new(shard).components().collect::<Vec<_>>()[..], [Component::Normal(_)])
+        };
+        if let Some(shard) = shards.iter().find(|shard| !is_name(shard)) {
+            return Err(Error::invalid_model(format!(
+                "{}: {shard:?} is not the name of a file in this folder",
+                path.display()
+            )));
+        }
+        let missing = shards.iter().filter(|shard| !folder.join(shard).exists());
+        let missing: Vec<String> = missing.map(|shard| (*shard).clone()).collect();
+        if !missing.is_empty() {
+            return Err(missing_shards(folder, &missing)
+                .with_hint(format!("fetch all files that {} names into one folder", path.display())));
+        }
         for shard in shards {
-            if !matches!(Path::new(shard).components().collect::<Vec<_>>()[..], [Component::Normal(_)]) {
-                return Err(Error::invalid_model(format!(
-                    "{}: {shard:?} is not the name of a file in this folder",
-                    path.display()
-                )));
-            }
             let start = files.tensors.len();
-            files.add(&folder.join(shard)).map_err(|error| match error.kind() {
-                ErrorKind::NotFound => error
-                    .context("a shard is missing")
-                    .with_hint(format!("fetch all files that {} names into one folder", path.display())),
-                _ => error,
-            })?;
+            files.add(&folder.join(shard))?;
             let present: BTreeSet<&str> =
                 files.tensors[start..].iter().map(|tensor| tensor.name.as_str()).collect();
             let listed = index.weight_map.iter().filter(|(_, file)| *file == shard);
@@ -264,12 +274,10 @@ fn check_parts(folder: &Path, files: &[String]) -> Result<()> {
         };
         let Some((stem, total, num_parts)) = parts() else { continue };
         let name = |number: usize| format!("{stem}-{number:05}-of-{total}.safetensors");
-        // Any other number of files than there should be has a hole among the first ones.
-        let missing = (1..=num_parts.min(files.len() + 1)).map(name).find(|name| !files.contains(name));
-        if let Some(missing) = missing {
-            let message = format!("a shard is missing: {} has no {missing}", folder.display());
-            return Err(Error::new(ErrorKind::NotFound, message)
-                .with_hint("fetch all shards of the model into one folder"));
+        let present: HashSet<&String> = files.iter().collect();
+        let missing: Vec<String> = (1..=num_parts).map(name).filter(|name| !present.contains(name)).collect();
+        if !missing.is_empty() {
+            return Err(missing_shards(folder, &missing));
         }
     }
     Ok(())
@@ -313,7 +321,10 @@ fn parse_header(bytes: &[u8]) -> Result<Vec<StoredTensor>> {
             metadata.data_len(),
             data.len()
         ))
-        .with_hint("the download is incomplete; fetch the file again"));
+        .with_hint(match data.len().checked_sub(metadata.data_len()) {
+            Some(more) => format!("the file is {more} bytes longer than its header says; fetch it again"),
+            None => "the download is incomplete; fetch the file again".to_owned(),
+        }));
     }
     let data_start = bytes.len() - data.len();
     let mut tensors = Vec::new();

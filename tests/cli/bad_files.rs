@@ -56,6 +56,10 @@ fn folders_with_missing_files() {
     let folder = Folder::new();
     fs::remove_file(folder.file("model.safetensors")).unwrap();
     folder.check(&["safetensors"]);
+    // One of the shards, without an index.
+    let shard = |number: usize| format!("model-0000{number}-of-00003.safetensors");
+    fs::write(folder.file(&shard(1)), "").unwrap();
+    folder.check(&["2 shards are missing", &shard(2), &shard(3)]);
     let folder = Folder::new();
     fs::remove_file(folder.file("config.json")).unwrap();
     tinyvllm("info").model(folder.path()).run().error(1, &[]);

@@ -250,6 +250,13 @@ fn flags_can_come_from_the_environment_and_the_command_line_wins() {
     };
     assert_eq!(run("")["usage"]["completion_tokens"], 3);
     assert_eq!(run("--max-tokens 5")["usage"]["completion_tokens"], 5);
+    // An empty one counts as unset.
+    let empty = tinyvllm("--prompt-ids 5,6 --json --max-tokens 2 --ignore-eos").model(tiny_llama());
+    let empty = ["SEED", "KV_CACHE_DTYPE", "STOP_TOKEN_IDS", "QUIET", "SYSTEM", "CHAT_TEMPLATE"]
+        .iter()
+        .fold(empty, |program, name| program.env(&format!("TINYVLLM_{name}"), ""));
+    assert_eq!(empty.run().json()[0]["usage"]["completion_tokens"], 2);
+    tinyvllm("serve").env("TINYVLLM_API_KEY", "").run().error(1, &["an API key is empty"]);
     tinyvllm("--prompt a").env("TINYVLLM_SEED", "x").run().error(2, &["'x'", "--seed"]);
     let info = tinyvllm("info demo").env("TINYVLLM_MODEL", tiny_llama()).run().success();
     assert!(info.contains("demo"), "{info}");

@@ -305,6 +305,13 @@ fn no_thinking_without_a_switch_is_an_error_with_a_way_out() {
     for words in ["chat demo --no-thinking", "--prompt Hello --no-thinking"] {
         tinyvllm(words).run().error(1, &["no switch for reasoning", "enable_thinking", "omit --no-thinking"]);
     }
+    for line in ["/set think\n", "/set think off\n"] {
+        let outcome = tinyvllm("chat demo").stdin(line).run();
+        for words in ["no switch for reasoning", "/system"] {
+            assert!(outcome.stderr.contains(words), "{line}: {}", outcome.stderr);
+        }
+        assert!(!outcome.stderr.contains("think is"), "{}", outcome.stderr);
+    }
     let words = "--no-thinking --prompt Hello";
     tinyvllm(words).model(tiny_llama()).run().error(1, &["no chat template", "omit --no-thinking"]);
     for words in ["--raw --prompt Hello --no-thinking", "--prompt-ids 5 --no-thinking"] {

@@ -210,6 +210,89 @@ fn an_effort_that_the_template_does_not_read_is_reported() {
     assert_eq!(answer.header("x-ignored-fields"), Some("reasoning.effort"));
 }
 
+/// Names of speakers, thinking and marks of errors are for templates that write them.
+#[test]
+fn what_a_template_does_not_write_of_messages_is_reported() {
+    let server = Server::start("--max-model-len 256");
+    let ignored = |path: &str, body: &Value| {
+        let answer = server.post(path, body);
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+        answer.header("x-ignored-fields").map(str::to_owned)
+    };
+    let named = json!([{"role": "user", "content": "Hi"}, {"role": "user", "content": "Hi", "name": "Ann"}]);
+    let change = json!({"messages": named, "metadata": {"run": "7"}});
+    assert_eq!(ignored(CHAT, &body(CHAT, &change)).as_deref(), Some("messages[1].name"));
+    let message = |change: Value| {
+        let mut body = json!({"max_tokens": 2, "messages": [{"role": "user", "content": "Hi"}]});
+        change.as_object().unwrap().iter().for_each(|(name, value)| body[name] = value.clone());
+        ignored("/v1/messages", &body)
+    };
+    assert_eq!(message(json!({"thinking": {"type": "adaptive"}})).as_deref(), Some("thinking"));
+    assert_eq!(
+        message(json!({"thinking": {"type": "enabled", "budget_tokens": 1024}})).as_deref(),
+        Some("thinking, thinking.budget_tokens")
+    );
+    // That is what the model does anyway.
+    assert_eq!(message(json!({"thinking": {"type": "disabled"}})), None);
+    let raw = json!({"model": "demo", "prompt": "Hi", "raw": true, "think": false, "stream": false,
+                     "options": {"num_predict": 2}});
+    assert_eq!(ignored("/api/generate", &raw).as_deref(), Some("think"));
+    drop(server);
+    let server = Server::start(&format!("--max-model-len 1024 {TEMPLATE}"));
+    let results = |is_error: bool| {
+        let body = json!({"max_tokens": 2, "messages": [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "1", "content": "x", "is_error": is_error}]},
+        ]});
+        server.post("/v1/messages", &body).header("x-ignored-fields").map(str::to_owned)
+    };
+    assert_eq!(results(true).as_deref(), Some("messages[2].content[0].is_error"));
+    assert_eq!(results(false), None);
+    drop(server);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("names.jinja");
+    std::fs::write(&path, "{% for m in messages %}{{ m.name or m.role }}: {{ m.content }}\n{% endfor %}")
+        .unwrap();
+    let server = Server::start_with("--max-model-len 256", |command| {
+        command.arg("--chat-template").arg(&path);
+    });
+    let answer = server.post(CHAT, &body(CHAT, &json!({"messages": named})));
+    assert_eq!(answer.header("x-ignored-fields"), None, "{}", answer.text());
+}
+
+/// A turn that the template leaves out is reported by its path, or by its role where turns are merged.
+#[test]
+fn a_message_that_the_template_leaves_out_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("first.jinja");
+    let template = "{% if messages[0].role == 'system' %}{{ messages[0].content }}\n{% endif %}\
+                    {% for m in messages if m.role != 'system' %}{{ m.content }}\n{% endfor %}";
+    std::fs::write(&path, template).unwrap();
+    let server = Server::start_with("--max-model-len 256", |command| {
+        command.arg("--chat-template").arg(&path);
+    });
+    let turns = |last: Value| {
+        let turns =
+            json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."}, last]);
+        json!({"messages": turns, "input": turns, "max_tokens": 2})
+    };
+    let ignored = |path: &str, name: &str| {
+        let mut body = turns(json!({"role": "system", "content": "In French."}));
+        let other = if path == "/v1/responses" { ["messages", "max_tokens"] } else { ["input", "input"] };
+        other.iter().for_each(|name| body[*name] = Value::Null);
+        let answer = server.post(path, &body);
+        assert_eq!(answer.header("x-ignored-fields"), Some(name), "{path}: {}", answer.text());
+        assert_eq!(answer.status, 200);
+    };
+    ignored(CHAT, "messages[2].content");
+    ignored("/v1/messages", "messages.system");
+    ignored("/v1/responses", "input.system");
+    let body = body(CHAT, &turns(json!({"role": "user", "content": "Go on."})));
+    assert_eq!(server.post(CHAT, &body).header("x-ignored-fields"), Some("input"));
+}
+
 /// Documents are for templates that read them.
 #[test]
 fn documents_that_the_template_does_not_read_are_reported() {

@@ -162,6 +162,21 @@ fn a_client_that_closes_its_half_after_a_request_is_answered() {
         assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
         assert!(answer.contains("\"finish_reason\":\"length\""), "{answer}");
     }
+    // Older clients know no interim answers; neither need short answers any.
+    let older = |request: &str| {
+        let mut stream = connect(server.address());
+        stream.write_all(request.replace("HTTP/1.1", "HTTP/1.0").as_bytes()).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let short =
+        post_bytes(CHAT, "", r#"{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 60}"#);
+    for request in ["GET /health HTTP/1.0\r\n\r\n", "GET /v1/models HTTP/1.0\r\n\r\n", &short] {
+        let answer = older(request);
+        assert!(answer.starts_with("HTTP/1.0 200 OK"), "{answer}");
+    }
     // A partial request is dropped, and the rest is not awaited.
     let mut stream = connect(server.address());
     let request = long(1, false);

@@ -71,6 +71,24 @@ enum State {
     Rest,
 }
 
+impl State {
+    /// Whether this text is before a call whose name is not known yet.
+    fn is_beginning_after(&self, start: &str) -> bool {
+        let is_after = |raw: &str| raw.trim_start().starts_with(start);
+        match self {
+            Self::Group { raw, .. } | Self::Name { raw, .. } | Self::Id { raw, .. } => is_after(raw),
+            Self::Object(call) => !call.has_begun() && is_after(call.raw()),
+            Self::Repr(call) => call.is_after(start),
+            Self::Text
+            | Self::BeforeJson
+            | Self::Json(_)
+            | Self::Pairs(_)
+            | Self::Literal(_)
+            | Self::Rest => false,
+        }
+    }
+}
+
 impl Marks {
     fn new(syntax: &CallSyntax) -> Self {
         let [begin, end] = syntax.group_marks();
@@ -188,10 +206,23 @@ impl Calls {
         }
     }
 
-    /// The text is over.
-    pub(super) fn finish(&mut self, output: &mut Output) {
+    /// The text is over. If it was cut off, the beginning of a call is dropped.
+    pub(super) fn finish(&mut self, is_cut_off: bool, output: &mut Output) {
         let held = self.scan.take();
-        match std::mem::replace(&mut self.state, State::Text) {
+        let state = std::mem::replace(&mut self.state, State::Text);
+        // Without a mark, the text may as well be an answer in JSON.
+        let (start, has_mark) = (&self.marks.start, self.marks.start.len() > 3);
+        let is_call = has_mark
+            && match &state {
+                // A single character of a mark is too common in texts.
+                State::Text => held.chars().nth(1).is_some(),
+                state => state.is_beginning_after(start),
+            };
+        if is_cut_off && (is_call || output.has_calls() && state.is_beginning_after("")) {
+            output.drop_spaces();
+            return;
+        }
+        match state {
             State::Text => output.content(&held),
             // The beginning of the end, or of another call.
             State::Group { has_calls: true, .. } | State::BeforeJson | State::Json(_) => {}

@@ -143,7 +143,12 @@ impl JsonCall {
         self.has_begun
     }
 
-    /// The text that was not emitted: all of it if the call has not begun, otherwise the text after its arguments or
+    /// The text that was not emitted.
+    pub(super) fn raw(&self) -> &str {
+        &self.raw
+    }
+
+    /// The same: all of it if the call has not begun, otherwise the text after its arguments or
     /// the text that broke them.
     pub(super) fn into_raw(self) -> String {
         self.raw

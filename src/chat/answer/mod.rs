@@ -2,8 +2,8 @@
 //!
 //! Models write all three as one text, each family in its own way. An [`AnswerParser`] separates that text while it is
 //! streamed. Invariants: it works character by character, so chunks of any size give the same result; only markers are
-//! removed from the model's text, because a malformed call is content, and a call that is cut off after its name was
-//! emitted keeps the rest as its arguments; no text makes it fail. It does not depend on tokens or HTTP.
+//! removed from the model's text, because a malformed call is content; a call that is cut off after its name was emitted
+//! keeps the rest as its arguments, and one that is cut off before is dropped; no text makes it fail. It does not depend on tokens or HTTP.
 
 mod calls;
 mod channels;
@@ -177,15 +177,26 @@ impl AnswerParser {
         self.output.take()
     }
 
-    /// Ends the answer and returns the rest.
+    /// Ends the answer where the model ended it and returns the rest.
     pub fn finish(&mut self) -> Vec<AnswerEvent> {
+        self.end(false)
+    }
+
+    /// The same for an answer that something else ended: a limit, a stop string or an abort. The model would have
+    /// continued, so the beginning of a call is not content.
+    pub fn cut_off(&mut self) -> Vec<AnswerEvent> {
+        self.end(true)
+    }
+
+    fn end(&mut self, is_cut_off: bool) -> Vec<AnswerEvent> {
         // Calls that the model wrote without ending its reasoning, or text that looked like calls.
-        let (reasoning, calls) = self.unclosed.as_mut().map(Unclosed::finish).unwrap_or_default();
+        let unclosed = self.unclosed.as_mut().map(|unclosed| unclosed.finish(is_cut_off));
+        let (reasoning, calls) = unclosed.unwrap_or_default();
         reasoning.chars().for_each(|c| self.split(c));
         let content = self.splitter.finish(&mut self.output);
         content.chars().chain(calls.chars()).for_each(|c| self.content(c));
         if let Some(calls) = &mut self.calls {
-            calls.finish(&mut self.output);
+            calls.finish(is_cut_off, &mut self.output);
         }
         self.output.finish();
         self.output.take()

@@ -79,6 +79,15 @@ impl Output {
         self.arguments(c.encode_utf8(&mut [0; 4]));
     }
 
+    pub(super) fn has_calls(&self) -> bool {
+        self.num_calls > 0
+    }
+
+    /// Drops the white space before a call that is dropped.
+    pub(super) fn drop_spaces(&mut self) {
+        self.spaces.clear();
+    }
+
     pub(super) fn finish(&mut self) {
         self.release_spaces();
     }

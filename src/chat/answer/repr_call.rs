@@ -61,6 +61,11 @@ impl ReprCall {
         Status::Done
     }
 
+    /// Whether it is after this text.
+    pub(super) fn is_after(&self, start: &str) -> bool {
+        self.prefix.trim_start().starts_with(start)
+    }
+
     /// All of it, if it is no call.
     pub(super) fn into_raw(self) -> String {
         self.prefix + self.text.as_str()

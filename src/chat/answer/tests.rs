@@ -379,8 +379,42 @@ fn an_answer_that_is_cut_after_a_call_has_no_part_of_a_marker() {
             is_complete |= found == arguments;
             assert!(!is_complete || found == arguments, "{:?}: {found}", &text[..end]);
         }
+        // Nor is the beginning of a call, from the second character of its mark on.
+        for end in 0..=text.len() {
+            let mut parser = AnswerParser::new(&format, PromptEnd::Plain, tools());
+            let mut answer = Answer::default();
+            answer.add(parser.push(&text[..end]));
+            answer.add(parser.cut_off());
+            assert!(text[.."I look.\n<".len()].starts_with(&answer.content), "{end}: {}", answer.content);
+        }
         assert!(num_cut > 10 && is_complete, "{text:?}");
     }
+}
+
+/// What may as well be an answer in JSON stays one, and so does a call without its name that the model ends.
+#[test]
+fn the_beginning_of_a_call_is_content_unless_it_is_cut_off_after_a_mark() {
+    let ended = |format: &str, text: &str, is_cut_off: bool| {
+        let format = AnswerFormat { tool_calls: ToolCallFormat::named(format), reasoning: None };
+        let mut parser = AnswerParser::new(&format, PromptEnd::Plain, tools());
+        let mut answer = Answer::default();
+        answer.add(parser.push(text));
+        answer.add(if is_cut_off { parser.cut_off() } else { parser.finish() });
+        answer.content
+    };
+    for (format, text, cut) in [
+        ("hermes", "A <tool_call>\n{\"na", "A"),
+        ("hermes", "1 <", "1 <"),
+        ("hermes", "<tool_call>{\"name\": \"time\", \"arg", ""),
+        ("mistral", "[TOOL_CALLS]wea", ""),
+        ("llama3_json", "{\"name\": \"Bo", "{\"name\": \"Bo"),
+        ("pythonic", "[1, 2", "[1, 2"),
+    ] {
+        assert_eq!(ended(format, text, true), cut, "{text}");
+        assert_eq!(ended(format, text, false), text, "{text}");
+    }
+    let two = "{\"name\": \"time\", \"parameters\": {}}; {\"na";
+    assert_eq!(ended("llama3_json", two, true), "");
 }
 
 fn texts() -> impl Strategy<Value = String> {

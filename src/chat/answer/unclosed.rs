@@ -63,15 +63,17 @@ impl Unclosed {
         certain
     }
 
-    /// The text is over: reasoning, and then calls.
-    pub(super) fn finish(&mut self) -> (String, String) {
+    /// The text is over: reasoning, and then calls. The beginning of a call at the end of a text that was cut off is
+    /// neither.
+    pub(super) fn finish(&mut self, is_cut_off: bool) -> (String, String) {
         let held = self.scan.take();
         let Some(mut found) = self.found.take() else { return (held, String::new()) };
         let text = std::mem::take(&mut found.text);
-        found.calls.finish(&mut found.output);
-        match found.is_right() && found.has_calls {
-            true => (String::new(), text),
-            false => (text, String::new()),
+        found.calls.finish(is_cut_off, &mut found.output);
+        match (found.is_right(), found.has_calls) {
+            (true, true) => (String::new(), text),
+            (true, false) if is_cut_off => (String::new(), String::new()),
+            _ => (text, String::new()),
         }
     }
 }

@@ -5,6 +5,7 @@ mod file;
 mod input;
 mod settings;
 
+use std::cell::Cell;
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -23,7 +24,9 @@ use super::args::{ChatArgs, JsonArgs, ModelArgs, SamplingArgs, SystemArgs, Think
 use super::console::{Console, print_error};
 use super::interrupt::Interrupt;
 use super::keyboard::Mode;
-use super::load::{chat_config, chat_options, encode_noting, engine_options, load, merge_model};
+use super::load::{
+    chat_config, chat_options, encode_noting, engine_options, load, merge_model, note_left_out,
+};
 use super::progress::telling_prompt;
 use super::render::{Finished, render_request};
 use super::text_file;
@@ -65,8 +68,16 @@ pub(crate) fn chat(
     let format = llm.require_chat()?.answer_format().clone();
     let params = sampling.params(llm.sampling_defaults());
     let options = chat_options(&llm, thinking)?;
-    let mut answers =
-        Answers { llm: &llm, format, options, params, interrupt, console, is_json: output.json };
+    let mut answers = Answers {
+        llm: &llm,
+        format,
+        options,
+        params,
+        interrupt,
+        console,
+        is_json: output.json,
+        has_left_out: Cell::default(),
+    };
     let mut input = Input::open(console)?;
     let mut talk = Talk { conversation: Conversation::new(system.system.clone()), attached: Vec::new() };
     while let Some(entry) = input.next_entry()? {
@@ -114,6 +125,8 @@ struct Answers<'a> {
     console: Console,
     /// Whether answers are JSON for programs.
     is_json: bool,
+    /// Whether a message that the template leaves out was reported.
+    has_left_out: Cell<bool>,
 }
 
 impl Answers<'_> {
@@ -131,14 +144,17 @@ impl Answers<'_> {
             Command::Show => console.reply(self.description(talk)),
             Command::Set("system", text) => self.obey(&Command::System(Some(text)), talk)?,
             Command::Set("think", value) => {
-                let no_thinking = match value {
-                    "on" | "true" | "yes" => false,
-                    "off" | "false" | "no" => true,
+                let is_wanted = match value {
+                    "on" | "true" | "yes" => true,
+                    "off" | "false" | "no" => false,
                     _ => {
                         return Err(Error::invalid_request(format!("think is on or off, not {value}")).into());
                     }
                 };
-                self.options = chat_options(self.llm, ThinkingArgs { no_thinking })?;
+                let variables = self.llm.require_chat()?.reasoning_variables(is_wanted);
+                self.options.variables = variables.map_err(|error| {
+                    error.with_hint("leave it as it is, or instruct the model with /system")
+                })?;
                 console.reply(format_args!("think is {value}"));
             }
             Command::Set(name, value) => {
@@ -267,8 +283,14 @@ impl Answers<'_> {
     }
 
     fn submit(&self, conversation: &Conversation) -> tinyvllm::Result<(TextStream, Vec<u32>)> {
-        let encode = || self.llm.encode_chat(conversation.messages(), &self.options);
-        let prompt = encode_noting(self.console, encode)?;
+        let messages = conversation.messages();
+        let encode = || self.llm.encode_chat_reporting(messages, &self.options);
+        let encoded = encode_noting(self.console, encode)?;
+        // They are part of every later prompt, too.
+        if !encoded.left_out.is_empty() && !self.has_left_out.replace(true) {
+            note_left_out(self.console, messages, &encoded);
+        }
+        let prompt = encoded.token_ids;
         let mut params = self.params.clone();
         params.max_tokens = self.llm.max_tokens(prompt.len(), &params);
         let request = Request { prompt_progress: true, ..Request::new(prompt.clone(), params) };

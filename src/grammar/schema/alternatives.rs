@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::keywords::{TYPES, listed, type_of};
 use super::merge::names;
+use super::numbers::same;
 use super::rules::Rules;
 use crate::Result;
 
@@ -96,7 +97,7 @@ impl Rules<'_> {
             return one == &Value::Bool(false) || other == &Value::Bool(false);
         };
         if let (Some(a), Some(b)) = (listed(&one), listed(&other)) {
-            return !a.iter().any(|value| b.contains(value));
+            return !a.iter().any(|value| b.iter().any(|other| same(other, value)));
         }
         let types = |fields: &Fields| -> Vec<String> {
             match (fields.get("type"), listed(fields)) {
@@ -106,8 +107,15 @@ impl Rules<'_> {
             }
         };
         let (a, b) = (types(&one), types(&other));
-        let numeric = |kind: &str| matches!(kind, "integer" | "number");
-        let meets = |kind: &String| b.iter().any(|found| found == kind || numeric(found) && numeric(kind));
+        // A listed number that is not whole is no integer.
+        let [is_listed, is_other_listed] = [&one, &other].map(|fields| listed(fields).is_some());
+        let meets = |kind: &String| {
+            b.iter().any(|found| match (kind.as_str(), found.as_str()) {
+                ("number", "integer") => !is_listed,
+                ("integer", "number") => !is_other_listed,
+                (kind, found) => kind == found,
+            })
+        };
         let shared: Vec<&String> = a.iter().filter(|kind| meets(kind)).collect();
         if shared.is_empty() {
             return true;

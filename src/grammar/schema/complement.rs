@@ -3,10 +3,13 @@
 //! Invariant: no value that these schemas allow is valid under the first one, for every treatment of keys that it does
 //! not name. Whether they allow all other values is returned with them, because they do not always.
 
+use std::cmp::Ordering;
+
 use serde_json::{Map, Value, json};
 
 use super::keywords::{TYPES, kinds, listed, type_of};
 use super::merge::{EXCEPT, merged, names};
+use super::numbers::compare;
 use super::rules::Rules;
 use crate::{Error, Result};
 
@@ -367,7 +370,7 @@ fn except(values: &[&Value], kinds: &[String], found: &mut Complement) {
 /// Numbers between these.
 fn between(kind: &str, refused: &[&Value], found: &mut Complement) {
     let mut numbers: Vec<&Value> = refused.to_vec();
-    numbers.sort_by(|a, b| a.as_f64().unwrap_or(0.0).total_cmp(&b.as_f64().unwrap_or(0.0)));
+    numbers.sort_by(|a, b| a.as_number().zip(b.as_number()).map_or(Ordering::Equal, |(a, b)| compare(a, b)));
     let ends: Vec<Option<&Value>> =
         std::iter::once(None).chain(numbers.into_iter().map(Some)).chain([None]).collect();
     for pair in ends.windows(2) {

@@ -5,6 +5,7 @@
 use serde_json::{Map, Value, json};
 
 use super::keywords::{constraints, wrong};
+use super::numbers::same;
 use super::rules::{Rules, too_complex};
 use crate::{Error, Result};
 
@@ -53,7 +54,7 @@ impl Rules<'_> {
             (_, Some(value)) => vec![value],
             _ => return self.without(&refused, fields, members),
         };
-        let is_left = |value: &Value| !values.iter().any(|refused| refused == value);
+        let is_left = |value: &Value| !values.iter().any(|refused| same(refused, value));
         let is_of_truth = fields.get("type").is_some_and(|kind| kind == "boolean");
         let single = fields.get("const").cloned();
         match (fields.get_mut("enum"), single) {
@@ -92,67 +93,8 @@ impl Rules<'_> {
         Ok(true)
     }
 
-    /// Takes out a `propertyNames` that lists the keys, or gives them a pattern where no key is named.
-    fn without_property_names(&self, fields: &mut Fields) -> Result<()> {
-        let Some(names) = fields.get("propertyNames") else { return Ok(()) };
-        let names = match self.followed(names)? {
-            Value::Bool(true) => {
-                fields.remove("propertyNames");
-                return Ok(());
-            }
-            // There is no such key, so there is none.
-            Value::Bool(false) => json!({"enum": []}),
-            names => names,
-        };
-        let Some(names) = names.as_object() else { return Ok(()) };
-        let mut names = constraints(names)?;
-        if names.get("type").is_some_and(|kind| kind == "string") {
-            names.remove("type");
-        }
-        let listed = match (names.get("enum"), names.get("const")) {
-            (Some(Value::Array(values)), None) => Some(values.clone()),
-            (None, Some(value)) => Some(vec![value.clone()]),
-            _ => None,
-        };
-        let has_properties = fields.contains_key("properties");
-        let others = fields.get("additionalProperties").cloned().unwrap_or(Value::Bool(!has_properties));
-        if names.is_empty() {
-            fields.remove("propertyNames");
-        } else if let Some(listed) =
-            listed.filter(|_| names.len() == 1 && !fields.contains_key("patternProperties"))
-        {
-            let mut named = match fields.get("properties") {
-                None => Fields::new(),
-                Some(Value::Object(named)) => named.clone(),
-                Some(_) => return Err(wrong("properties", "an object")),
-            };
-            named.retain(|name, _| listed.iter().any(|listed| listed == name));
-            for name in listed.iter().filter_map(Value::as_str) {
-                named.entry(name).or_insert_with(|| others.clone());
-            }
-            // A key that must be there and must not be.
-            let required = fields.get("required").and_then(Value::as_array).into_iter().flatten();
-            for name in required.filter_map(Value::as_str) {
-                named.entry(name).or_insert(Value::Bool(false));
-            }
-            fields.insert("properties".to_owned(), named.into());
-            fields.insert("additionalProperties".to_owned(), false.into());
-            fields.remove("propertyNames");
-        } else if let [(keyword, pattern)] = &names.iter().collect::<Vec<_>>()[..]
-            && *keyword == "pattern"
-            && !has_properties
-            && !fields.contains_key("patternProperties")
-        {
-            let pattern = pattern.as_str().ok_or_else(|| wrong("pattern", "a string"))?;
-            fields.insert("patternProperties".to_owned(), json!({pattern: others}));
-            fields.insert("additionalProperties".to_owned(), false.into());
-            fields.remove("propertyNames");
-        }
-        Ok(())
-    }
-
     /// The target of a schema that is only a reference.
-    fn followed(&self, schema: &Value) -> Result<Value> {
+    pub(super) fn followed(&self, schema: &Value) -> Result<Value> {
         let mut schema = schema;
         for _ in 0..8 {
             let path =

@@ -1,9 +1,11 @@
 //! The keywords of schemas and their parsing.
 
+use std::cmp::Ordering;
+
 use serde_json::{Map, Value};
 
 use super::merge::{ANNOTATIONS, EXCEPT, PATTERNS, names};
-use super::numbers::Bound;
+use super::numbers::{Bound, compare, same};
 use crate::{Error, Result, quoted};
 
 type Fields = Map<String, Value>;
@@ -165,7 +167,7 @@ pub(super) fn listed(fields: &Fields) -> Option<Vec<&Value>> {
         (None, None) => None,
         (Some(values), None) => Some(values.iter().collect()),
         (None, Some(value)) => Some(vec![value]),
-        (Some(values), Some(value)) => Some(values.iter().filter(|found| *found == value).collect()),
+        (Some(values), Some(value)) => Some(values.iter().filter(|found| same(found, value)).collect()),
     }
 }
 
@@ -186,7 +188,7 @@ pub(super) fn bound(
     fields: &Fields,
     name: &str,
     exclusive: &str,
-    demands_more: fn(f64, f64) -> bool,
+    demands_more: fn(Ordering) -> bool,
 ) -> Result<Option<Bound>> {
     let number = |name: &str| match fields.get(name) {
         None | Some(Value::Bool(_)) => Ok(None),
@@ -195,9 +197,8 @@ pub(super) fn bound(
     };
     // Draft 4 has a truth value.
     let is_exclusive = fields.get(exclusive) == Some(&Value::Bool(true));
-    let as_f64 = |number: &serde_json::Number| number.as_f64().unwrap_or(0.0);
     Ok(match (number(name)?, number(exclusive)?) {
-        (Some(value), Some(other)) if demands_more(as_f64(&other), as_f64(&value)) => {
+        (Some(value), Some(other)) if demands_more(compare(&other, &value)) => {
             Some(Bound { value: other, is_exclusive: true })
         }
         (Some(value), _) => Some(Bound { value, is_exclusive }),

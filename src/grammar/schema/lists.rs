@@ -1,11 +1,15 @@
 //! Lists, and lists without repetition.
 
+use std::cmp::Ordering;
+
 use serde_json::{Map, Value, json};
 
 use super::counted::Counted;
-use super::keywords::{self, listed, type_of, wrong};
-use super::merge::names;
+use super::keywords::{self, bound, listed, type_of, wrong};
+use super::merge::{PATTERNS, names};
+use super::numbers::is_within;
 use super::rules::{Rules, literal};
+use super::text::Text;
 use crate::{Error, Result};
 
 /// Most values of a list without repetition: each set of them is a rule.
@@ -131,6 +135,37 @@ impl Rules<'_> {
         }
         self.rule("array", &format!("\"[\" {} \"]\"", after[0])).map(Some)
     }
+}
+
+/// The same fields with the listed values that are valid under the bounds of numbers and the constraints on texts, and
+/// without those constraints.
+pub(super) fn valid_values(mut fields: Fields) -> Result<Fields> {
+    const OF_NUMBERS: [&str; 4] = ["exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum"];
+    const OF_TEXTS: [&str; 5] = ["format", "maxLength", "minLength", "pattern", PATTERNS];
+    let has = |names: &[&str]| names.iter().any(|name| fields.contains_key(*name));
+    if !has(&OF_NUMBERS) && !has(&OF_TEXTS) {
+        return Ok(fields);
+    }
+    let min = bound(&fields, "minimum", "exclusiveMinimum", Ordering::is_ge)?;
+    let max = bound(&fields, "maximum", "exclusiveMaximum", Ordering::is_le)?;
+    let text = Text::of(&fields)?;
+    let mut is_known = true;
+    let is_valid = |value: &&Value| match value {
+        Value::Number(number) => is_within(number, min.as_ref(), max.as_ref()),
+        Value::String(string) => {
+            let allows = text.as_ref().map_or(Some(false), |text| text.allows(string));
+            is_known &= allows.is_some();
+            allows.unwrap_or(true)
+        }
+        _ => true,
+    };
+    let left: Vec<Value> =
+        listed(&fields).unwrap_or_default().into_iter().filter(is_valid).cloned().collect();
+    let decided = OF_NUMBERS.iter().chain(OF_TEXTS.iter().filter(|_| is_known));
+    decided.for_each(|name| drop(fields.remove(*name)));
+    fields.remove("const");
+    fields.insert("enum".to_owned(), left.into());
+    Ok(fields)
 }
 
 /// The listed values as terminals, if only their types are checked.

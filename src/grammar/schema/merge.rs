@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value};
 
+use super::numbers::{compare, same};
+
 /// Keywords that only document something, or identify the schema. Formats are not among them.
 pub(super) const ANNOTATIONS: [&str; 20] = [
     "$anchor",
@@ -61,8 +63,9 @@ pub(super) fn merged(mut one: Map<String, Value>, other: &Map<String, Value>) ->
                 a.iter().chain(more).cloned().collect()
             }
             ("enum", Value::Array(a), Value::Array(b)) => {
-                a.iter().filter(|value| b.contains(value)).cloned().collect()
+                a.iter().filter(|value| b.iter().any(|other| same(other, value))).cloned().collect()
             }
+            ("const", a, b) if same(a, b) => continue,
             ("const", ..) => return Some(false.into()),
             ("additionalProperties", Value::Bool(false), _)
             | ("additionalProperties", _, Value::Bool(true)) => {
@@ -191,9 +194,6 @@ fn types(one: &Value, other: &Value) -> Vec<String> {
 
 /// The number that demands more.
 fn extreme(one: &Value, other: &Value, order: std::cmp::Ordering) -> Option<Value> {
-    let found = match (one.as_i64(), other.as_i64()) {
-        (Some(one), Some(other)) => one.cmp(&other),
-        _ => one.as_f64()?.partial_cmp(&other.as_f64()?)?,
-    };
+    let found = compare(one.as_number()?, other.as_number()?);
     Some(if found == order { other.clone() } else { one.clone() })
 }

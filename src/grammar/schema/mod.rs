@@ -20,6 +20,7 @@ mod lists;
 mod merge;
 mod numbers;
 mod pattern;
+mod property_names;
 mod rules;
 mod text;
 

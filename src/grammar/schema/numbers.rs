@@ -4,7 +4,9 @@
 //! numbers have at most [`MAX_DIGITS`] digits, which a double distinguishes from their neighbours, so that a bound
 //! that excludes itself is not met by rounding.
 
-use serde_json::Number;
+use std::cmp::Ordering;
+
+use serde_json::{Number, Value};
 
 use crate::{Error, Result};
 
@@ -21,6 +23,38 @@ pub(super) struct Bound {
     pub(super) value: Number,
     /// The bound itself is excluded.
     pub(super) is_exclusive: bool,
+}
+
+/// The order of two numbers, exact also where both are the same as doubles.
+pub(super) fn compare(one: &Number, other: &Number) -> Ordering {
+    let whole = |number: &Number| {
+        let is_whole = |value: &f64| value.fract() == 0.0 && value.abs() < 1e38;
+        number.as_i128().or_else(|| number.as_f64().filter(is_whole).map(|value| value as i128))
+    };
+    match (whole(one), whole(other)) {
+        (Some(one), Some(other)) => one.cmp(&other),
+        // A double with a fraction is so small that a double has every whole number there.
+        _ => one.as_f64().unwrap_or(0.0).total_cmp(&other.as_f64().unwrap_or(0.0)),
+    }
+}
+
+/// Whether a number is in a range.
+pub(super) fn is_within(number: &Number, min: Option<&Bound>, max: Option<&Bound>) -> bool {
+    let meets = |bound: Option<&Bound>, inside: Ordering| {
+        bound.is_none_or(|bound| match compare(number, &bound.value) {
+            Ordering::Equal => !bound.is_exclusive,
+            order => order == inside,
+        })
+    };
+    meets(min, Ordering::Greater) && meets(max, Ordering::Less)
+}
+
+/// Whether two values are the same: 1 is 1.0.
+pub(super) fn same(one: &Value, other: &Value) -> bool {
+    match (one, other) {
+        (Value::Number(one), Value::Number(other)) => compare(one, other).is_eq(),
+        _ => one == other,
+    }
 }
 
 /// Matches the integers of a range; none if there are none. Without a bound, those of 64 bits.
@@ -349,6 +383,32 @@ mod tests {
         assert_eq!(integers(Some(&bound("1", true)), Some(&bound("2", true))).unwrap(), None);
         assert_eq!(integers(Some(&bound("3", false)), Some(&bound("2", false))).unwrap(), None);
         assert!(integers(Some(&bound("1e300", false)), None).is_err());
+    }
+
+    #[test]
+    fn numbers_are_compared_exactly() {
+        let number = |text: &str| -> Number { text.parse().unwrap() };
+        let texts = [
+            "-9223372036854775808",
+            "-0.5",
+            "0",
+            "0.25",
+            "1",
+            "9007199254740992",
+            "9007199254740993",
+            "18446744073709551610",
+            "18446744073709551615",
+            "1e20",
+            "1e300",
+        ];
+        for (index, one) in texts.iter().enumerate() {
+            for (at, other) in texts.iter().enumerate() {
+                assert_eq!(compare(&number(one), &number(other)), index.cmp(&at), "{one} {other}");
+            }
+        }
+        assert!(
+            same(&1.into(), &1.0.into()) && !same(&1.into(), &"1".into()) && same(&0.into(), &(-0.0).into())
+        );
     }
 
     #[test]

@@ -52,6 +52,14 @@ pub(super) fn check(pattern: &str) -> Result<()> {
     check_part(pattern, pattern)
 }
 
+/// Whether the pattern is found in a text. None if that is not known.
+pub(super) fn is_found(pattern: &str, text: &str) -> Option<bool> {
+    if looks_ahead(pattern) {
+        return None;
+    }
+    expressions::is_found(&regex_to_lark(pattern, "dw"), text)
+}
+
 fn check_part(part: &str, pattern: &str) -> Result<()> {
     expressions::check("the pattern", pattern, &regex_to_lark(part, "dw"), true)
 }

@@ -1,14 +1,15 @@
 //! Writes the rules and terminals of a schema.
 
+use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value, json};
 
 use super::super::compiler::MAX_ITEMS;
 use super::keywords::{bound, kinds, listed, percent_decoded, wrong};
-use super::lists::literals;
+use super::lists::{literals, valid_values};
 use super::merge::{EXCEPT, PATTERNS, merged};
-use super::numbers::{integers, numbers};
+use super::numbers::{integers, numbers, same};
 use super::text::Text;
 use super::{dialects, endless, for_each, pattern};
 use crate::{Error, Result, quoted, shortened};
@@ -292,11 +293,13 @@ impl Rules<'_> {
         let except = fields.remove(EXCEPT);
         if let Some(values) = listed(&fields).filter(|_| except.is_some()) {
             let except = except.as_ref().and_then(Value::as_array);
-            let is_left = |value: &&Value| except.is_none_or(|except| !except.contains(value));
+            let is_left =
+                |value: &&Value| except.is_none_or(|except| !except.iter().any(|other| same(other, value)));
             let left: Vec<Value> = values.into_iter().filter(is_left).cloned().collect();
             fields.remove("const");
             fields.insert("enum".to_owned(), left.into());
         }
+        let fields = valid_values(fields)?;
         match literals(&fields).as_deref() {
             None => self.library(&fields.into()),
             Some([]) => Ok(None),
@@ -451,8 +454,8 @@ impl Rules<'_> {
     }
 
     fn number(&mut self, kind: &str, fields: &Fields) -> Result<Option<String>> {
-        let min = bound(fields, "minimum", "exclusiveMinimum", |a, b| a >= b)?;
-        let max = bound(fields, "maximum", "exclusiveMaximum", |a, b| a <= b)?;
+        let min = bound(fields, "minimum", "exclusiveMinimum", Ordering::is_ge)?;
+        let max = bound(fields, "maximum", "exclusiveMaximum", Ordering::is_le)?;
         let divisor = fields.get("multipleOf");
         let is_whole = kind == "integer" || divisor.and_then(Value::as_f64) == Some(1.0);
         if let Some(divisor) = divisor.filter(|divisor| divisor.as_f64() != Some(1.0)) {

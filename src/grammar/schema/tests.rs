@@ -325,7 +325,7 @@ fn annotations_are_none_of_the_grammar() {
     let tokenizer = tokenizer("qwen2");
     for (keyword, given) in [
         ("not", json!({"uniqueItems": true})),
-        ("propertyNames", json!({"maxLength": 3})),
+        ("propertyNames", json!({"maxLength": 3, "format": "email"})),
         ("unevaluatedItems", json!(false)),
     ] {
         let schema = json!({"type": "object", "properties": {"a": {"type": "array", keyword: given}}});

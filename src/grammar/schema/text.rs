@@ -150,6 +150,20 @@ impl<'s> Text<'s> {
         self.min == 0 && self.max.is_none() && self.patterns.is_empty() && self.except.is_empty()
     }
 
+    /// Whether this is such a text. None if that is not known.
+    pub(super) fn allows(&self, text: &str) -> Option<bool> {
+        let num_chars = text.chars().count() as u64;
+        if num_chars < self.min || self.max.is_some_and(|max| num_chars > max) || self.except.contains(&text)
+        {
+            return Some(false);
+        }
+        let mut allows = true;
+        for pattern in &self.patterns {
+            allows &= pattern::is_found(pattern, text)?;
+        }
+        Some(allows)
+    }
+
     /// The lengths that it may have, as a repetition.
     pub(super) fn repetition(&self) -> String {
         match self.max {

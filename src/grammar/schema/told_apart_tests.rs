@@ -330,3 +330,24 @@ fn distinguishing_ends_in_time() {
         }
     }
 }
+
+#[test]
+fn numeric_constants_are_told_apart() {
+    let one = |branches: Value| json!({"oneOf": branches});
+    let integer = |branches: Value| json!({"type": "integer", "oneOf": branches});
+    check(&one(json!([{"const": 1}, {"const": 2}])), &["1", "2"], &["3", "1.5", "\"1\""]);
+    check(&integer(json!([{"const": 1, "title": "One"}, {"const": 2}])), &["1", "2"], &["0", "3"]);
+    check(&one(json!([{"const": 1.5}, {"const": 2}])), &["1.5", "2"], &["1", "2.5"]);
+    check(&one(json!([{"const": 1}, {"enum": [1.0, 2]}])), &["2"], &["1", "1.0", "3"]);
+    check(&one(json!([{"const": 1}, {"type": "string"}])), &["1", "\"1\""], &["2"]);
+    check(&one(json!([{"type": "integer"}, {"const": 1.5}])), &["1", "-3", "1.5"], &["2.5"]);
+    check(&integer(json!([{"const": 0}, {"minimum": 5}])), &["0", "5", "12"], &["1", "4"]);
+    check(&integer(json!([{"const": 7}, {"minimum": 5}])), &["5", "8"], &["7", "4"]);
+    check(&json!({"not": {"const": 0}}), &["1", "-1", "\"0\"", "null", "[0]"], &["0"]);
+    check(&json!({"type": "integer", "not": {"const": 0}}), &["1", "-1", "10"], &["0"]);
+    check(&json!({"type": "number", "not": {"enum": [0, 1.5]}}), &["1", "1.25", "-0.5"], &["0", "1.5"]);
+    check(&json!({"type": "integer", "minimum": 0, "not": {"const": 0}}), &["1", "10"], &["0", "-1"]);
+    let property =
+        json!({"type": "object", "properties": {"n": integer(json!([{"const": 1}, {"const": 2}]))}});
+    check(&property, &["{\"n\": 1}", "{\"n\": 2}"], &["{\"n\": 3}"]);
+}

@@ -128,11 +128,11 @@ impl Blocks {
             }
             TextEvent::Finished { index, reason, stats, matched_stop, .. } => {
                 self.totals.add(index, &stats);
-                for delta in self.turn.finish() {
+                let (reason, has_matched_stop) = (reason.name(), matched_stop.is_some());
+                for delta in self.turn.finish(reason, has_matched_stop) {
                     self.add(delta, tokenizer, &mut steps);
                 }
-                self.end =
-                    Some((self.turn.finish_reason(reason.name(), matched_stop.is_some()), matched_stop));
+                self.end = Some((self.turn.finish_reason(reason, has_matched_stop), matched_stop));
                 self.close(&mut steps);
             }
         }

@@ -16,7 +16,10 @@ use super::options::Options;
 use super::structured::{self, StructuredOutput};
 use super::tools::{ToolChoice, ToolRequest};
 use super::turn::TurnFormat;
-use tinyvllm::chat::{self, AnswerFormat, Chat, ChatOptions, Message, Tool, ToolCallFormat, on_account};
+use tinyvllm::chat::{
+    self, AnswerFormat, Chat, ChatOptions, EncodedChat, Message, REASONING_SWITCHES, Tool, ToolCallFormat,
+    on_account,
+};
 use tinyvllm::engine::Request;
 use tinyvllm::grammar::GrammarSpec;
 use tinyvllm::sampling::{Constraint, SamplingParams};
@@ -28,9 +31,6 @@ const RESERVED_VARIABLES: [&str; 4] =
 /// The reasoning efforts that a request can name. A template knows some of them.
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
-/// The template variables that switch reasoning.
-const THINKING_SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
-
 /// Charges the values of a template that take much more memory than its conversation.
 const ACCOUNT: chat::Account =
     chat::Account { take: |num_bytes| account::charge(num_bytes).is_ok(), give_back: account::give_back };
@@ -40,6 +40,8 @@ pub(super) struct Conversation {
     /// The field with the messages.
     pub(super) param: &'static str,
     pub(super) messages: Vec<Message>,
+    /// Whether the messages are those of the body, with the same indices.
+    pub(super) has_paths: bool,
     /// The first path in the messages that has tools.
     pub(super) about_tools: Option<String>,
     pub(super) tools: ToolRequest,
@@ -57,22 +59,57 @@ pub(super) struct Variables {
     /// The paths in the body that set variables, each with the names of these, and the receiver of the paths of which
     /// the template reads nothing.
     given: Vec<(String, Vec<String>)>,
+    /// The path in the body that switches reasoning, and whether it is wanted.
+    switched: Option<(&'static str, bool)>,
+    /// A path in the body that marks a message, and the field of the message with which templates read it.
+    mark: Option<(String, &'static str)>,
     ignored: Option<Ignored>,
 }
 
 impl Variables {
     /// Sets the template's reasoning switch. Variables that the request sets itself take precedence.
     pub(super) fn switch_thinking(&mut self, is_wanted: bool) {
-        for name in THINKING_SWITCHES {
+        for name in REASONING_SWITCHES {
             self.values.entry(name).or_insert(is_wanted.into());
         }
     }
 
-    fn report_unread(&self, chat: Option<&Chat>) {
+    /// The same for the field at this path in the body.
+    pub(super) fn switch_thinking_by(&mut self, path: &'static str, is_wanted: bool) {
+        self.switched = Some((path, is_wanted));
+        self.switch_thinking(is_wanted);
+    }
+
+    /// Sets the template's limit on reasoning.
+    pub(super) fn limit_thinking(&mut self, path: String, num_tokens: usize) {
+        const NAME: &str = "thinking_budget";
+        self.given.push((path, vec![NAME.to_owned()]));
+        self.values.entry(NAME).or_insert_with(|| num_tokens.into());
+    }
+
+    /// Notes the path of a field of a message, which is reported unless the template has this name.
+    pub(super) fn mark_messages(&mut self, path: String, name: &'static str) {
+        self.mark = Some((path, name));
+    }
+
+    /// Reports all fields that set variables: no template reads them.
+    pub(super) fn report_all(&self) {
         let Some(ignored) = &self.ignored else { return };
-        let Some(chat) = chat else { return };
-        let unread = self.given.iter().filter(|(_, names)| !names.iter().any(|name| chat.reads(name)));
-        unread.for_each(|(path, _)| ignored.add(path));
+        self.given.iter().for_each(|(path, _)| ignored.add(path));
+        self.switched.iter().for_each(|(path, _)| ignored.add(path));
+    }
+
+    /// The fields of the body that have no effect with this template.
+    fn unread(&self, chat: &Chat) -> impl Iterator<Item = &str> {
+        let is_unread = |names: &[String]| !names.iter().any(|name| chat.reads(name));
+        let given =
+            self.given.iter().filter(move |(_, names)| is_unread(names)).map(|(path, _)| path.as_str());
+        // Without a switch, a model reasons always or never.
+        let has_switch = REASONING_SWITCHES.iter().any(|name| chat.reads(name));
+        let reasons = chat.answer_format().reasoning.is_some();
+        let switched = self.switched.filter(|(_, is_wanted)| !has_switch && *is_wanted != reasons);
+        let mark = self.mark.iter().filter(|(_, name)| !chat.template_source().contains(name));
+        given.chain(switched.map(|(path, _)| path)).chain(mark.map(|(path, _)| path.as_str()))
     }
 }
 
@@ -125,7 +162,7 @@ impl Conversation {
         check_text_len(model, param, num_message_bytes)?;
         let num_bytes = self.variables.values.values().map(messages::value_bytes).sum();
         check_text_len(model, "chat_template_kwargs", num_bytes)?;
-        self.variables.report_unread(model.llm.chat_format());
+        self.report_unread(model);
         charge_copies(tools.source.iter().chain(self.variables.values.values()))?;
         on_text(num_tool_bytes + num_message_bytes + num_bytes, || {
             let options = ChatOptions {
@@ -134,10 +171,35 @@ impl Conversation {
                 tools: tools.source.clone(),
                 variables: self.variables.values.clone(),
             };
-            let rendered = on_account(ACCOUNT, || model.llm.encode_chat(messages, &options));
-            rendered
-                .map_err(|error| account::refusal().unwrap_or_else(|| ApiError::from(error).or_param(param)))
+            let rendered = on_account(ACCOUNT, || model.llm.encode_chat_reporting(messages, &options));
+            let EncodedChat { token_ids, left_out } = rendered.map_err(|error| {
+                account::refusal().unwrap_or_else(|| ApiError::from(error).or_param(param))
+            })?;
+            self.report_left_out(&left_out);
+            Ok(token_ids)
         })
+    }
+
+    /// Reports messages that the template leaves out, by their path or their role.
+    fn report_left_out(&self, indices: &[usize]) {
+        let Some(ignored) = &self.variables.ignored else { return };
+        for index in indices {
+            match self.has_paths {
+                true => ignored.add(&format!("{}[{index}].content", self.param)),
+                false => ignored.add(&format!("{}.{}", self.param, self.messages[*index].role)),
+            }
+        }
+    }
+
+    /// Reports the fields of the body that the template does not read.
+    fn report_unread(&self, model: &Model) {
+        let (Some(ignored), Some(chat)) = (&self.variables.ignored, model.llm.chat_format()) else { return };
+        self.variables.unread(chat).for_each(|path| ignored.add(path));
+        // The name of a tool's result is that of its call, which says it already.
+        let is_named = |message: &Message| message.role != "tool" && message.extra.contains_key("name");
+        if let Some(index) = self.messages.iter().position(is_named).filter(|_| !chat.writes_names()) {
+            ignored.add(&format!("{}[{index}].name", self.param));
+        }
     }
 
     /// The request for the engine, and the parser of its answers.
@@ -198,6 +260,7 @@ fn turn_format(
         prompt_end: model.llm.prompt_end(prompt_token_ids),
         tools: Arc::clone(&tools.tools),
         includes_reasoning,
+        requires_call: called_tools(tools).is_some(),
         max_calls: (!tools.is_parallel).then_some(1),
         num_earlier_calls: 0,
     })
@@ -323,7 +386,7 @@ pub(super) fn template_variables(
     let mut names = vec!["reasoning_effort".to_owned()];
     if effort == "none" {
         variables.switch_thinking(false);
-        names.extend(THINKING_SWITCHES.map(str::to_owned));
+        names.extend(REASONING_SWITCHES.map(str::to_owned));
     }
     variables.given.push((param.to_owned(), names));
     variables.values.insert("reasoning_effort".to_owned(), effort.into());

@@ -382,10 +382,10 @@ impl Answer for ResponseShape {
                     totals.add(index, &stats);
                     if !self.is_prompt_only {
                         let choice = &mut choices[self.choice_index(prompt, index)];
-                        let deltas = choice.turn.finish();
+                        let (reason, has_matched_stop) = (reason.name(), matched_stop.is_some());
+                        let deltas = choice.turn.finish(reason, has_matched_stop);
                         deltas.into_iter().for_each(|delta| choice.message.add(delta.into()));
-                        choice.finish_reason =
-                            Some(choice.turn.finish_reason(reason.name(), matched_stop.is_some()));
+                        choice.finish_reason = Some(choice.turn.finish_reason(reason, has_matched_stop));
                         choice.stop_reason = StopReason::new(matched_stop, stop_token_id);
                     }
                 }

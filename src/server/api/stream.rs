@@ -218,7 +218,7 @@ impl Writer {
         if self.shape.kind() == Kind::Completion {
             return reason;
         }
-        let deltas = state.turn.finish();
+        let deltas = state.turn.finish(reason, has_matched_stop);
         let reason = state.turn.finish_reason(reason, has_matched_stop);
         for delta in deltas {
             self.write_chunk(self.shape.chunk(choice, delta.into()), None);

@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::super::account::charge;
 use super::super::error::ApiError;
 use super::super::json::{Fields, describe, wrong_type};
+use super::super::schema_numbers;
 use super::super::state::Model;
 use super::super::values::{self, ReadError};
 use super::messages::value_bytes;
@@ -226,7 +227,10 @@ fn kind(name: &str, param: &'static str, value: Option<Value>) -> Result<Option<
     let spec = match (name, value) {
         // A schema may be a string.
         ("json", Value::String(text)) => match values::read(text.as_bytes()) {
-            Ok(schema) => GrammarSpec::JsonSchema(schema),
+            Ok(schema) => {
+                schema_numbers::check_schema(text.as_bytes(), param)?;
+                GrammarSpec::JsonSchema(schema)
+            }
             Err(ReadError::Refused(refusal)) => return Err(refusal),
             Err(ReadError::Json(error)) => {
                 return Err(ApiError::invalid(param, format!("{param} is not JSON: {error}")));

@@ -20,6 +20,8 @@ pub(super) struct TurnFormat {
     pub(super) tools: Arc<[Tool]>,
     /// Whether the client requested the reasoning.
     pub(super) includes_reasoning: bool,
+    /// Whether the answer is a call after its reasoning.
+    pub(super) requires_call: bool,
     /// Calls beyond this number are dropped.
     pub(super) max_calls: Option<usize>,
     /// Number of calls in earlier turns, for formats whose ids count them.
@@ -66,9 +68,15 @@ impl Turn {
         self.deltas(events)
     }
 
-    /// Parses the end of the text.
-    pub(super) fn finish(&mut self) -> Vec<TurnDelta> {
-        let events = self.parser.finish();
+    /// Parses the end of the text, for the same arguments as [`Self::finish_reason`].
+    pub(super) fn finish(&mut self, reason: &'static str, has_matched_stop: bool) -> Vec<TurnDelta> {
+        if reason == "stop" && !has_matched_stop {
+            let events = self.parser.finish();
+            return self.deltas(events);
+        }
+        let mut events = self.parser.cut_off();
+        // Where a call is required, other text is the beginning of one.
+        events.retain(|event| !(self.format.requires_call && matches!(event, AnswerEvent::Content(_))));
         self.deltas(events)
     }
 
@@ -198,7 +206,7 @@ mod tests {
         for delta in characters.chunks(size) {
             deltas.extend(turn.push(&delta.iter().collect::<String>(), true, &mut totals));
         }
-        deltas.extend(turn.finish());
+        deltas.extend(turn.finish("stop", false));
         let deltas: Vec<Delta> = deltas.into_iter().map(Delta::from).collect();
         let sent = deltas.iter().map(|delta| serde_json::to_value(delta).unwrap()).collect();
         deltas.into_iter().for_each(|delta| message.add(delta));
@@ -241,7 +249,7 @@ mod tests {
         let check = |text: &str, has_matched_stop: bool, expected: &str| {
             let (mut turn, mut totals) = (Turn::new(&Arc::new(format())), Totals::default());
             turn.push(text, true, &mut totals);
-            turn.finish();
+            turn.finish("stop", has_matched_stop);
             assert_eq!(turn.finish_reason("stop", has_matched_stop), expected, "{text}");
         };
         check(TEXT, false, "tool_calls");
@@ -249,6 +257,29 @@ mod tests {
         let broken = &TEXT[..TEXT.find("Rome\"").unwrap()];
         check(broken, true, "stop");
         check(broken, false, "tool_calls");
+    }
+
+    #[test]
+    fn the_beginning_of_a_call_is_no_content_of_an_answer_that_is_cut_off() {
+        let content = |format: TurnFormat, text: &str, reason: &'static str, has_matched_stop: bool| {
+            let (mut turn, mut totals) = (Turn::new(&Arc::new(format)), Totals::default());
+            let mut deltas = turn.push(text, true, &mut totals);
+            deltas.extend(turn.finish(reason, has_matched_stop));
+            let mut message = Message::new();
+            deltas.into_iter().for_each(|delta| message.add(delta.into()));
+            assert!(message.tool_calls.is_empty());
+            message.content.unwrap_or_default()
+        };
+        let marked = "Let me see.\n<tool_call>\n{\"name\": \"weath";
+        assert_eq!(content(format(), marked, "length", false), "Let me see.");
+        assert_eq!(content(format(), marked, "stop", true), "Let me see.");
+        assert_eq!(content(format(), marked, "stop", false), marked);
+        // A call without a mark is one where it is required.
+        let llama = AnswerFormat { tool_calls: ToolCallFormat::named("llama3_json"), reasoning: None };
+        let bare = "{\"name\": \"weath";
+        let of = |requires_call| TurnFormat { answers: llama.clone(), requires_call, ..format() };
+        assert_eq!(content(of(false), bare, "length", false), bare);
+        assert_eq!(content(of(true), bare, "length", false), "");
     }
 
     #[test]

@@ -84,7 +84,7 @@ pub(super) struct Peers {
     topic: Box<[u8]>,
     kept: KeptBatches,
     counts: Arc<Counts>,
-    notices: Notices,
+    pub(super) notices: Notices,
     max_peers: usize,
     /// The number of peers from each address.
     permits: Mutex<HashMap<IpAddr, usize>>,

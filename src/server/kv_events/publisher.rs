@@ -99,8 +99,13 @@ fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
 async fn publish(peers: &Peers, mut batches: mpsc::Receiver<Batch>) {
     while let Some(Batch { number, change }) = batches.recv().await {
         let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        // A batch that cannot be encoded is skipped. Subscribers notice the missing number.
-        let Ok(payload) = payload::encode(time.as_secs_f64(), change) else { continue };
-        peers.publish(number, Bytes::from(payload));
+        match payload::encode(time.as_secs_f64(), change) {
+            Ok(payload) => peers.publish(number, Bytes::from(payload)),
+            // Subscribers notice the missing number.
+            Err(error) => {
+                let message = || format!("KV events: batch {number} is not sent: {}", error.message());
+                peers.notices.log("batch", message);
+            }
+        }
     }
 }

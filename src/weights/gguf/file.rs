@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::header::{Header, TensorInfo, parse_header};
 use super::{Metadata, TensorType};
+use crate::weights::checkpoint::missing_shards;
 use crate::weights::mapping::{FileStamp, Mapping};
 use crate::weights::{FileType, RawTensor};
 use crate::{Error, Result};
@@ -33,16 +34,15 @@ impl GgufFile {
             Some(name) => (1..=name.count).map(|number| name.path_of(number)).collect(),
             None => vec![path.to_owned()],
         };
+        let missing = paths.iter().filter(|part| paths.len() > 1 && !part.exists());
+        let name = |part: &PathBuf| part.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let missing: Vec<String> = missing.map(name).collect();
+        if !missing.is_empty() {
+            return Err(missing_shards(path.parent().unwrap_or(Path::new("")), &missing));
+        }
         let mut parts = Vec::new();
         for (number, part) in paths.iter().enumerate() {
-            let mapping = Mapping::open(part).map_err(|error| {
-                if paths.len() == 1 {
-                    return error;
-                }
-                error
-                    .context(format!("part {} of {}", number + 1, paths.len()))
-                    .with_hint("all shards of a split model must be in one folder")
-            })?;
+            let mapping = Mapping::open(part)?;
             let header = parse_header(&mapping)
                 .and_then(|header| check_split(&header, number, paths.len()).map(|()| header))
                 .map_err(|error| error.context(part.display()))?;

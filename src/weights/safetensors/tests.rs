@@ -3,6 +3,7 @@ use proptest::prelude::*;
 use std::fs;
 
 use super::*;
+use crate::ErrorKind;
 
 fn file(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()
@@ -78,7 +79,9 @@ fn shards_are_found_through_the_index() {
     assert_eq!(files.tensor("output.weight").unwrap().to_f32().unwrap(), [2.0]);
 
     index("one.safetensors", "three.safetensors");
-    check_folder_error(folder.path(), ErrorKind::NotFound, "three.safetensors");
+    check_folder_error(folder.path(), ErrorKind::NotFound, "a shard is missing");
+    index("four.safetensors", "three.safetensors");
+    check_folder_error(folder.path(), ErrorKind::NotFound, "has no four.safetensors, three.safetensors");
     index("two.safetensors", "one.safetensors");
     check_folder_error(folder.path(), ErrorKind::InvalidModel, "which does not hold it");
     for outside in ["../one.safetensors", "/etc/passwd", "", ".", "a/one.safetensors"] {
@@ -128,7 +131,10 @@ fn files_of_other_names_are_found() {
     let list = r#"{"weight_map":{"model.norm.weight":"a.safetensors"}}"#;
     check(["a.safetensors", ""], &[("x.safetensors.index.json", list), ("b.safetensors", "")], None);
     check(["m-00001-of-00002.safetensors", ""], &[], Some("has no m-00002-of-00002.safetensors"));
-    check(["m-00002-of-00003.safetensors", ""], &[], Some("has no m-00001-of-00003.safetensors"));
+    let both = "has no m-00001-of-00003.safetensors, m-00003-of-00003.safetensors";
+    check(["m-00002-of-00003.safetensors", ""], &[], Some(both));
+    check(["m-00002-of-00003.safetensors", ""], &[], Some("2 shards are missing"));
+    check(["m-00001-of-00099.safetensors", ""], &[], Some("m-00009-of-00099.safetensors and 90 more"));
     check(["", ""], &[other, consolidated], Some(INDEX_FILE));
 }
 
@@ -190,7 +196,17 @@ fn broken_lengths() {
     for len in 0..bytes.len() {
         assert!(parse_header(&bytes[..len]).is_err(), "{len} of {} bytes", bytes.len());
     }
-    check_error(&[bytes, vec![0]].concat(), ErrorKind::InvalidModel, "take 18 bytes, but 19 follow");
+    let check = |bytes: &[u8], message: &str, way_out: &str| {
+        check_error(bytes, ErrorKind::InvalidModel, message);
+        let error = parse_header(bytes).unwrap_err();
+        assert!(error.hint().unwrap().contains(way_out), "{:?}", error.hint());
+    };
+    check(
+        &[&bytes[..], &[0]].concat(),
+        "take 18 bytes, but 19 follow",
+        "1 bytes longer than its header says",
+    );
+    check(&bytes[..bytes.len() - 1], "take 18 bytes, but 17 follow", "download is incomplete");
 }
 
 #[test]

@@ -13,6 +13,8 @@ pub(super) struct AnthropicTurns {
     pub(super) messages: Vec<Message>,
     /// The first path with tools.
     pub(super) about_tools: Option<String>,
+    /// The first path that marks a result as an error.
+    pub(super) error_mark: Option<String>,
     /// Whether the answer continues the last turn.
     pub(super) is_begun: bool,
 }
@@ -58,6 +60,10 @@ pub(super) fn parse(fields: &mut Fields) -> Result<AnthropicTurns, ApiError> {
         message.role == "assistant" && message.content.is_empty() && message.extra.is_empty()
     };
     turns.messages.pop_if(says_nothing);
+    if turns.messages.is_empty() {
+        let message = "messages has no text; at least one turn must have content";
+        return Err(ApiError::invalid("messages", message));
+    }
     turns.is_begun = turns.ends_with_answer()?;
     Ok(turns)
 }
@@ -76,6 +82,11 @@ impl AnthropicTurns {
 
     /// Adds the user's text and results of tools, in their order.
     fn add_user(&mut self, blocks: impl Iterator<Item = Result<Fields, ApiError>>) -> Result<(), ApiError> {
+        let mut blocks = blocks.peekable();
+        // A turn without blocks is an empty one.
+        if blocks.peek().is_none() {
+            self.add_user_text("");
+        }
         for block in blocks {
             let mut block = block?;
             block.pass(BLOCK_EXTRAS);
@@ -86,19 +97,23 @@ impl AnthropicTurns {
                 let mut message = Message::new("tool", text(&mut block, "content")?.unwrap_or_default());
                 message.extra.insert("tool_call_id".to_owned(), id.into());
                 if block.bool("is_error")?.unwrap_or(false) {
+                    self.error_mark.get_or_insert_with(|| block.path("is_error"));
                     message.extra.insert("is_error".to_owned(), true.into());
                 }
                 self.messages.push(message);
                 continue;
             }
-            let text = in_words(&kind, block)?;
-            // Consecutive turns of the user are merged.
-            match self.messages.last_mut().filter(|message| message.role == "user") {
-                Some(message) => append_line(message.content.text_mut(), &text),
-                None => self.messages.push(Message::new("user", text)),
-            }
+            self.add_user_text(&in_words(&kind, block)?);
         }
         Ok(())
+    }
+
+    /// Consecutive turns of the user are merged.
+    fn add_user_text(&mut self, text: &str) {
+        match self.messages.last_mut().filter(|message| message.role == "user") {
+            Some(message) => append_line(message.content.text_mut(), text),
+            None => self.messages.push(Message::new("user", text)),
+        }
     }
 
     /// Adds a turn of the assistant. It may contain everything that an answer can have.

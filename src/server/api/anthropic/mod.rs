@@ -71,6 +71,9 @@ impl Question {
             template_variables(fields, effort.map(|effort| ("output_config.effort", effort)))?;
         let (thinks, shows_thinking) = thinking(fields, &mut variables)?;
         let turns = conversation::parse(fields)?;
+        if let Some(path) = turns.error_mark {
+            variables.mark_messages(path, "is_error");
+        }
         let other = thinks.then_some("thinking").or_else(|| output.as_ref().map(StructuredOutput::param));
         if let Some(other) = other.filter(|_| turns.is_begun) {
             let message = format!(
@@ -82,6 +85,7 @@ impl Question {
         let conversation = Conversation {
             param: "messages",
             messages: turns.messages,
+            has_paths: false,
             about_tools: turns.about_tools,
             tools,
             add_generation_prompt: !turns.is_begun,
@@ -181,7 +185,7 @@ fn output(fields: &mut Fields) -> Result<(Option<StructuredOutput>, Option<Strin
 fn thinking(fields: &mut Fields, variables: &mut Variables) -> Result<(bool, bool), ApiError> {
     let mut shows = true;
     let is_wanted = match fields.object("thinking")? {
-        None => false,
+        None => None,
         Some(mut thinking) => {
             let path = thinking.path("type");
             let kind = thinking.string("type")?.ok_or_else(|| missing(path.clone()))?;
@@ -194,22 +198,25 @@ fn thinking(fields: &mut Fields, variables: &mut Variables) -> Result<(bool, boo
                     return Err(wrong_type(path, &other.into(), "\"summarized\" or \"omitted\""));
                 }
             };
-            match (kind.as_str(), budget) {
+            Some(match (kind.as_str(), budget) {
                 ("disabled", _) => false,
                 ("adaptive", _) => true,
                 ("enabled", Some(budget)) => {
-                    variables.values.entry("thinking_budget").or_insert_with(|| budget.into());
+                    variables.limit_thinking(thinking.path("budget_tokens"), budget);
                     true
                 }
                 ("enabled", None) => return Err(missing(thinking.path("budget_tokens"))),
                 (other, _) => {
                     return Err(wrong_type(path, &other.into(), "\"enabled\", \"disabled\" or \"adaptive\""));
                 }
-            }
+            })
         }
     };
-    variables.switch_thinking(is_wanted);
-    Ok((is_wanted, shows))
+    match is_wanted {
+        None => variables.switch_thinking(false),
+        Some(is_wanted) => variables.switch_thinking_by("thinking", is_wanted),
+    }
+    Ok((is_wanted.unwrap_or(false), shows))
 }
 
 fn tool_request(fields: &mut Fields) -> Result<ToolRequest, ApiError> {

@@ -117,6 +117,10 @@ fn what_agents_send_by_themselves_is_taken() {
     check(turns(json!([nothing, go_on])), json!([rome, ["assistant", "", {}], ["user", "Go on", {}]]), &[]);
     check(turns(json!([nothing])), json!([rome]), &[]);
     check(turns(json!([{"role": "user", "content": []}])), json!([rome]), &[]);
+    for empty in [json!([]), json!("")] {
+        let alone = json!({"messages": [{"role": "user", "content": empty}]});
+        check(alone, json!([["user", "", {}]]), &[]);
+    }
     let said = |content: Value, lines: &str| {
         check(
             turns(json!([{"role": "user", "content": content}])),
@@ -223,6 +227,7 @@ fn what_is_not_valid_is_refused_by_name() {
     check(assistant(json!([{"type": "tool_use", "id": "1"}])), "messages[0].content[0].name", "missing");
     check(assistant(json!([{"type": "tool_result"}])), "messages[0].content[0]", "tool_result");
     check(assistant(json!("So ")), "messages", "white space");
+    check(assistant(json!("")), "messages", "at least one turn must have content");
     check(assistant(json!([{"type": "thinking", "thinking": "So"}])), "messages", "no text");
     let call =
         json!([{"type": "text", "text": "So"}, {"type": "tool_use", "id": "1", "name": "f", "input": {}}]);

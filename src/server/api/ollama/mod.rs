@@ -29,7 +29,7 @@ use super::structured::{self, StructuredOutput, json_or_schema};
 use super::tools::ToolRequest;
 use super::turn::TurnFormat;
 use super::{Prepared, generate};
-use tinyvllm::chat::{Chat, Message};
+use tinyvllm::chat::Message;
 use tinyvllm::engine::Request;
 use tinyvllm::sampling::SamplingParams;
 
@@ -79,7 +79,7 @@ impl Question {
         fields.pass(&["keep_alive"]);
         let format = fields.take("format")?.map(|format| json_or_schema(format, "format")).transpose()?;
         let params = options::parse(fields, model)?;
-        let variables = thinking(fields, model)?;
+        let variables = thinking(fields)?;
         let is_stream = fields.bool("stream")?.unwrap_or(true);
         let mut options = Options::parse(fields, &params.stop, &Words::OLLAMA)?;
         options.refuse_reports()?;
@@ -117,7 +117,8 @@ impl Question {
 
     /// Continues a prompt without a template.
     fn continuation(self, model: &Model, prompt: &str) -> Result<Lines, ApiError> {
-        let Self { mut params, options, output, .. } = self;
+        let Self { mut params, options, output, variables } = self;
+        variables.report_all();
         check_text_len(model, "prompt", prompt.len())?;
         let prompt_token_ids = completions::encode(model, prompt, true)?;
         let engine = model.llm.engine();
@@ -147,6 +148,7 @@ fn parse_chat(model: &Model, mut fields: Fields) -> Result<Lines, ApiError> {
     let conversation = Conversation {
         param: "messages",
         messages: turns.messages,
+        has_paths: true,
         about_tools: turns.about_tools,
         tools,
         add_generation_prompt: !turns.is_begun,
@@ -176,6 +178,7 @@ fn parse_prompt(model: &Model, mut fields: Fields) -> Result<Lines, ApiError> {
     let conversation = Conversation {
         param: "prompt",
         messages: system.into_iter().chain([Message::new("user", prompt)]).collect(),
+        has_paths: false,
         about_tools: None,
         tools: ToolRequest::default(),
         add_generation_prompt: true,
@@ -198,7 +201,7 @@ fn lines(model: &Model, kind: Kind, asked: Option<(Request, TurnFormat)>, option
 }
 
 /// Sets the template's reasoning switch and effort, if requested.
-fn thinking(fields: &mut Fields, model: &Model) -> Result<Variables, ApiError> {
+fn thinking(fields: &mut Fields) -> Result<Variables, ApiError> {
     const EXPECTED: &str = "true, false, \"low\", \"medium\" or \"high\"";
     let (is_wanted, effort) = match fields.take("think")? {
         None => (None, None),
@@ -208,14 +211,9 @@ fn thinking(fields: &mut Fields, model: &Model) -> Result<Variables, ApiError> {
         }
         Some(other) => return Err(wrong_type(fields.path("think"), &other, EXPECTED)),
     };
-    let can_think =
-        model.llm.chat_format().map(Chat::answer_format).is_some_and(|shape| shape.reasoning.is_some());
-    if is_wanted == Some(true) && !can_think {
-        fields.report("think");
-    }
     let mut variables = template_variables(fields, effort)?;
     if let Some(is_wanted) = is_wanted {
-        variables.switch_thinking(is_wanted);
+        variables.switch_thinking_by("think", is_wanted);
     }
     Ok(variables)
 }

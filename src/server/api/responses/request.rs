@@ -85,6 +85,7 @@ impl Question {
         let conversation = Conversation {
             param: "input",
             messages: turns.messages,
+            has_paths: false,
             about_tools: turns.about_tools,
             tools,
             add_generation_prompt: true,
