@@ -24,6 +24,10 @@ template <>
 struct Staged<Code> {
     typedef half type;
 };
+template <>
+struct Staged<Fp8> {
+    typedef half type;
+};
 
 inline void put(Eight<half> values, threadgroup half* target) {
     *(threadgroup uint4*)target = values.bits;
@@ -41,7 +45,8 @@ inline void put(Eight<bfloat> values, threadgroup float* target) {
     ((threadgroup float4*)target)[1] = float4(wide[4], wide[5], wide[6], wide[7]);
 }
 
-inline void put(Eight<Code> values, threadgroup half* target) {
+template <typename KV>
+inline void put(Eight<KV> values, threadgroup half* target) {
     float wide[8];
     unpack(values, wide);
     ((threadgroup half4*)target)[0] = half4(half(wide[0]), half(wide[1]), half(wide[2]), half(wide[3]));
@@ -273,6 +278,11 @@ FLASH(q8_0, Code, 128, 16, 4)
 FLASH(q8_0, Code, 128, 32, 4)
 FLASH(q8_0, Code, 192, 16, 4)
 FLASH(q8_0, Code, 256, 8, 4)
+FLASH(fp8_e4m3, Fp8, 64, 32, 4)
+FLASH(fp8_e4m3, Fp8, 128, 16, 4)
+FLASH(fp8_e4m3, Fp8, 128, 32, 4)
+FLASH(fp8_e4m3, Fp8, 192, 16, 4)
+FLASH(fp8_e4m3, Fp8, 256, 8, 4)
 FLASH(bf16, bfloat, 64, 32, 4)
 FLASH(bf16, bfloat, 128, 16, 4)
 FLASH(bf16, bfloat, 192, 8, 2)

@@ -15,6 +15,12 @@ constant constexpr float LARGEST_CODE = 127.0f;
 constant constexpr uint GROUP = 32;
 static_assert(GROUP == LANES, "a lane for each value of a group");
 
+// A value of fp8_e4m3: a sign, four bits of exponent with bias 7, three bits of mantissa. No infinities, one NaN.
+struct Fp8 {
+    uchar bits;
+};
+constant constexpr uint NAN_OF_FP8 = 0x7F;
+
 // Eight neighbouring values in the type of the cache.
 template <typename KV>
 struct Eight {
@@ -30,6 +36,36 @@ struct Eight<Code> {
     uint2 codes;
     half scale;
 };
+template <>
+struct Eight<Fp8> {
+    uint2 bits;
+};
+
+// The value of the lowest byte.
+inline float value_of_fp8(uint bits) {
+    const uint magnitude = bits & 0x7Fu;
+    const uint normal = (magnitude << 20) + ((127u - 7u) << 23);
+    const uint small = as_type<uint>(float(magnitude) * (1.0f / 512.0f));
+    const uint finite = magnitude < 8u ? small : normal;
+    return as_type<float>((magnitude == NAN_OF_FP8 ? 0x7FC00000u : finite) | (bits & 0x80u) << 24);
+}
+
+// The nearest value, of two equally near ones the even one. Those beyond the largest become it, and infinity becomes
+// NaN. Bits are compared, since fast math ignores NaN.
+inline Fp8 fp8_of(float value) {
+    constexpr uint DROPPED = 20;  // bits of a float's mantissa
+    constexpr uint SMALLEST_NORMAL = 0x3C800000u;  // 1/64
+    constexpr float STEP_OF_SMALL = 16384.0f;      // its step is 1/512, like that of smaller numbers than 1/64
+    const uint bits = as_type<uint>(value);
+    const uint magnitude = bits & 0x7FFFFFFFu;
+    const uint small = as_type<uint>(as_type<float>(magnitude) + STEP_OF_SMALL) - as_type<uint>(STEP_OF_SMALL);
+    const uint rounded = magnitude + (1u << (DROPPED - 1)) - 1u + (magnitude >> DROPPED & 1u);
+    const uint normal = min((rounded >> DROPPED) - ((127u - 7u) << 3), NAN_OF_FP8 - 1u);
+    const uint finite = magnitude < SMALLEST_NORMAL ? small : normal;
+    Fp8 result;
+    result.bits = uchar((magnitude < 0x7F800000u ? finite : NAN_OF_FP8) | (bits >> 24 & 0x80u));
+    return result;
+}
 
 inline void unpack(Eight<half> packed, thread float (&values)[8]) {
 #pragma clang loop unroll(full)
@@ -61,6 +97,13 @@ inline void unpack(Eight<Code> packed, thread float (&values)[8]) {
 #pragma clang loop unroll(full)
     for (int i = 0; i < 8; ++i) {
         values[i] = (float(packed.codes[i / 4] >> (8 * (i % 4)) & 0xFF) - float(ZERO_CODE)) * scale;
+    }
+}
+
+inline void unpack(Eight<Fp8> packed, thread float (&values)[8]) {
+#pragma clang loop unroll(full)
+    for (int i = 0; i < 8; ++i) {
+        values[i] = value_of_fp8(packed.bits[i / 4] >> (8 * (i % 4)));
     }
 }
 
@@ -116,6 +159,9 @@ template <typename KV>
 inline float value_of(constant Pages&, device const KV* pool, uint row, uint dim, uint value) {
     return float(pool[ulong(row) * dim + value]);
 }
+inline float value_of(constant Pages&, device const Fp8* pool, uint row, uint dim, uint value) {
+    return value_of_fp8(pool[ulong(row) * dim + value].bits);
+}
 inline float value_of(constant Pages& pages, device const Code* pool, uint row, uint dim, uint value) {
     const float code = float(pool[ulong(row) * dim + value].bits) - float(ZERO_CODE);
     return code * float(scales_of_row(pages, pool, row, dim)[value / GROUP]);
@@ -152,11 +198,21 @@ inline Coded coded(float value) {
     return result;
 }
 
+// Rounds a value to a type of the cache without scales.
+template <typename KV>
+inline KV rounded_to(float value) {
+    return KV(value);
+}
+template <>
+inline Fp8 rounded_to<Fp8>(float value) {
+    return fp8_of(value);
+}
+
 // Writes values from `first` on of a row of `dim` values to the cache: one from each lane of the simdgroup.
 template <typename KV>
 inline void put_group(constant Pages&, device KV* pool, uint row, uint dim, uint first, uint lane, float value) {
     if (first + lane < dim) {
-        pool[ulong(row) * dim + first + lane] = KV(value);
+        pool[ulong(row) * dim + first + lane] = rounded_to<KV>(value);
     }
 }
 inline void put_group(

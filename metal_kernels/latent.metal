@@ -108,6 +108,7 @@ INSTANCE(latent_kv_write_f16, latent_kv_write, half)
 INSTANCE(latent_kv_write_bf16, latent_kv_write, bfloat)
 INSTANCE(latent_kv_write_f32, latent_kv_write, float)
 INSTANCE(latent_kv_write_q8_0, latent_kv_write, Code)
+INSTANCE(latent_kv_write_fp8_e4m3, latent_kv_write, Fp8)
 
 struct LatentReadArgs {
     Pages pages;     // rows whose last values are rotated
@@ -150,3 +151,4 @@ INSTANCE(latent_read_f16, latent_read, half, half)
 INSTANCE(latent_read_bf16, latent_read, bfloat, float)
 INSTANCE(latent_read_f32, latent_read, float, float)
 INSTANCE(latent_read_q8_0, latent_read, Code, half)
+INSTANCE(latent_read_fp8_e4m3, latent_read, Fp8, half)

@@ -58,6 +58,17 @@ struct Staged<Code> {
     static constexpr constant int ROWS = KEYS;
 };
 
+template <>
+struct Staged<Fp8> {
+    typedef half type;
+    static constexpr constant int ROWS = KEYS;
+};
+
+inline vec<half, 2> pair_of(Eight<Fp8> values, int pair) {
+    const uint both = values.bits[pair / 2] >> (16 * (pair % 2));
+    return vec<half, 2>(half(value_of_fp8(both)), half(value_of_fp8(both >> 8)));
+}
+
 inline vec<half, 2> pair_of(Eight<Code> values, int pair) {
     const uint codes = values.codes[pair / 2] >> (16 * (pair % 2));
     const float2 both = float2(float(codes & 0xFF), float(codes >> 8 & 0xFF)) - float(ZERO_CODE);
@@ -280,3 +291,4 @@ INSTANCE(latent_attention_f16, latent_attention, half)
 INSTANCE(latent_attention_bf16, latent_attention, bfloat)
 INSTANCE(latent_attention_f32, latent_attention, float)
 INSTANCE(latent_attention_q8_0, latent_attention, Code)
+INSTANCE(latent_attention_fp8_e4m3, latent_attention, Fp8)

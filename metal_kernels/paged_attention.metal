@@ -269,6 +269,7 @@ HEAD_COUNTS(f16, half)
 HEAD_COUNTS(bf16, bfloat)
 HEAD_COUNTS(f32, float)
 HEAD_COUNTS(q8_0, Code)
+HEAD_COUNTS(fp8_e4m3, Fp8)
 
 // Merges the KV splits of a sequence: values in the order of splits, sums across lanes. A simdgroup has MERGED · LANES
 // values of a head.

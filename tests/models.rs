@@ -698,8 +698,12 @@ fn the_mode_of_latent_attention_follows_the_position_in_the_prompt() {
 
 #[test]
 fn a_cache_that_rounds_is_close() {
-    for (dtype, bound) in [(KvCacheDType::F16, 0.01), (KvCacheDType::Bf16, 0.08), (KvCacheDType::Q8_0, 0.15)]
-    {
+    for (dtype, bound) in [
+        (KvCacheDType::F16, 0.01),
+        (KvCacheDType::Bf16, 0.08),
+        (KvCacheDType::Q8_0, 0.15),
+        (KvCacheDType::Fp8E4m3, 1.0),
+    ] {
         for name in
             ["llama", "llama3", "mistral", "qwen2", "qwen3", "gemma3", "smollm3", "youtu", "deepseek_v2_lite"]
         {

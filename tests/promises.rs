@@ -127,6 +127,11 @@ fn same_tokens_with_a_cache_of_whole_numbers() {
     check_schedules(KvCacheDType::Q8_0);
 }
 
+#[test]
+fn same_tokens_with_a_cache_of_eight_bit_floats() {
+    check_schedules(KvCacheDType::Fp8E4m3);
+}
+
 fn check_schedules(dtype: KvCacheDType) {
     let reference_llm = load(&with_cache(dtype, |limits| {
         (limits.enable_prefix_caching, limits.speculative) = (false, SpeculativeConfig::off());
@@ -183,6 +188,7 @@ fn latent_attention_gives_the_same_tokens_however_it_is_scheduled() {
     for (fixture, dtype) in [
         ("youtu/youtu.q4_0.gguf", KvCacheDType::F16),
         ("youtu/youtu.q4_0.gguf", KvCacheDType::Q8_0),
+        ("youtu/youtu.q4_0.gguf", KvCacheDType::Fp8E4m3),
         ("deepseek_v2_lite/deepseek_v2_lite.q4_0.gguf", KvCacheDType::F16),
         ("glm4_moe_lite/glm4_moe_lite.q8_0.gguf", KvCacheDType::F16),
     ] {
@@ -287,7 +293,7 @@ fn drafts_change_no_token_and_no_log_probability() {
         _ => vec![best],
     };
     let cases = models.iter().flat_map(|files| {
-        let dtypes = [KvCacheDType::F16, KvCacheDType::Q8_0].into_iter();
+        let dtypes = [KvCacheDType::F16, KvCacheDType::Q8_0, KvCacheDType::Fp8E4m3].into_iter();
         dtypes.flat_map(move |dtype| levels(files).into_iter().map(move |level| (files, dtype, level)))
     });
     for (files, dtype, level) in cases {

@@ -255,8 +255,8 @@ pub(crate) struct EngineArgs {
     /// Longest sequence in tokens, prompt and output together, such as 4096, 4k or auto [default: auto, the model's]
     #[arg(long, short = 'c', visible_alias = "ctx-size", value_name = "N", value_parser = window)]
     pub(crate) max_model_len: Option<usize>,
-    /// Type of the KV cache: auto (f16, or bf16 for a model whose keys overflow f16), f16, bf16, f32, q8_0 (half the
-    /// memory of f16)
+    /// Type of the KV cache: auto (f16, or bf16 for a model whose keys overflow f16), f16, bf16, f32, or q8_0
+    /// or fp8_e4m3, of half the memory of f16 (fp8_e4m3 is less exact and holds values up to 448)
     #[arg(
         long,
         value_parser = parse_value::<KvCacheChoice>,

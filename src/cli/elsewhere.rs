@@ -57,7 +57,7 @@ const ASK_A_SERVER: &str = "structured output needs the server: `tinyvllm serve`
                             structured_outputs or format";
 
 const SAMPLING: &str = "tokens are chosen with --temperature, --top-k, --top-p, --min-p and the penalties";
-const CACHE_TYPE: &str = "the type of the whole cache is --kv-cache-dtype: f32, f16, bf16 or q8_0";
+const CACHE_TYPE: &str = "the type of the whole cache is --kv-cache-dtype: f32, f16, bf16, q8_0 or fp8_e4m3";
 const DRAFT_MODEL: &str =
     r#"a draft model is --speculative-config '{"method": "draft_model", "model": "NAME"}'"#;
 const STOP: &str = "--stop ends an answer before a text";

@@ -24,6 +24,7 @@ use half::{bf16, f16};
 use self::kernel::{CachedFormat, KvSplit, Merge, Partial, Source, TileScratch};
 use crate::AlignedFloats;
 use crate::AttentionMetadata;
+use crate::fp8::E4m3;
 use crate::paged_cache::{CachePools, KvCacheDType};
 use crate::pool::ThreadPool;
 use crate::q8_0::Q8_0;
@@ -177,6 +178,9 @@ pub unsafe fn paged_attention(
         }
         KvCacheDType::F32 => {
             typed::<f32>(scratch, spec, queries, query_stride, cache, metadata, out, pool, level)
+        }
+        KvCacheDType::Fp8E4m3 => {
+            typed::<E4m3>(scratch, spec, queries, query_stride, cache, metadata, out, pool, level)
         }
         KvCacheDType::Q8_0 => {
             typed::<Q8_0>(scratch, spec, queries, query_stride, cache, metadata, out, pool, level)

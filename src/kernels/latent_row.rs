@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 
+use crate::fp8::E4m3;
 use crate::paged_cache::{CachePoolsMut, GROUP, KvCacheDType, KvFormat, KvLayout, LANES, Slot};
 use crate::pool::ThreadPool;
 use crate::q8_0::Q8_0;
@@ -52,6 +53,7 @@ pub unsafe fn latent_kv_write(
         KvCacheDType::F16 => write::<f16>(operands, kv, cache, level),
         KvCacheDType::Bf16 => write::<bf16>(operands, kv, cache, level),
         KvCacheDType::F32 => write::<f32>(operands, kv, cache, level),
+        KvCacheDType::Fp8E4m3 => write::<E4m3>(operands, kv, cache, level),
         KvCacheDType::Q8_0 => write::<Q8_0>(operands, kv, cache, level),
     }
     let LatentKvWrite { num_heads, positions, norm, table, query_width, query_stride, .. } = operands;

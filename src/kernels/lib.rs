@@ -10,6 +10,7 @@ pub mod blocks;
 mod dtype;
 mod error;
 mod file_type;
+pub mod fp8;
 pub mod gated;
 pub mod latent_row;
 pub mod matmul;

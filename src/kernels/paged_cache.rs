@@ -36,14 +36,16 @@ pub enum KvCacheDType {
     /// Whole numbers from -127 to 127 times a scale in half precision, for each [`GROUP`] values of a token's head; the
     /// last group of a head may be shorter. The scale is the smallest that reaches the largest magnitude.
     Q8_0,
+    /// Floats of eight bits, [`E4m3`](crate::fp8::E4m3), without a scale: exactly half the memory of f16.
+    Fp8E4m3,
 }
 
 impl KvCacheDType {
     /// Every choice, as spelled in flags.
-    pub const NAMES: [&str; 5] = ["auto", "f16", "bf16", "f32", "q8_0"];
+    pub const NAMES: [&str; 6] = ["auto", "f16", "bf16", "f32", "q8_0", "fp8_e4m3"];
 
     /// All types.
-    pub const ALL: [Self; 4] = [Self::F16, Self::Bf16, Self::F32, Self::Q8_0];
+    pub const ALL: [Self; 5] = [Self::F16, Self::Bf16, Self::F32, Self::Q8_0, Self::Fp8E4m3];
 
     /// Bytes of this many values of a token's head, with their scales but without a layout's padding.
     #[must_use]
@@ -52,6 +54,7 @@ impl KvCacheDType {
             Self::F16 | Self::Bf16 => 2 * num_values,
             Self::F32 => 4 * num_values,
             Self::Q8_0 => num_values + num_values.div_ceil(GROUP) * size_of::<f16>(),
+            Self::Fp8E4m3 => num_values,
         }
     }
 }
@@ -63,6 +66,7 @@ impl fmt::Display for KvCacheDType {
             Self::Bf16 => "bf16",
             Self::F32 => "f32",
             Self::Q8_0 => "q8_0",
+            Self::Fp8E4m3 => "fp8_e4m3",
         })
     }
 }
@@ -78,10 +82,11 @@ impl FromStr for KvCacheDType {
             "bf16" | "bfloat16" => Ok(Self::Bf16),
             "f32" | "float32" | "float" => Ok(Self::F32),
             "q8_0" => Ok(Self::Q8_0),
+            "fp8" | "fp8_e4m3" => Ok(Self::Fp8E4m3),
             // vLLM's.
             name if name.starts_with("fp8") => {
                 Err(Error::invalid_request(format!("{name:?} is a type of the KV cache without a kernel"))
-                    .with_hint("use q8_0, which takes as much memory"))
+                    .with_hint("use fp8_e4m3 or q8_0, which take as much memory"))
             }
             _ => Err(Error::invalid_request(format!("{name:?} is not a type for the KV cache"))
                 .with_hint(format!("use one of {}", Self::NAMES.join(", ")))),
@@ -360,10 +365,22 @@ mod tests {
         }
         assert_eq!("auto".parse::<KvCacheDType>().unwrap(), KvCacheDType::F16);
         assert_eq!("BFloat16".parse::<KvCacheDType>().unwrap(), KvCacheDType::Bf16);
-        for (name, way_out) in [("int4", "bf16"), ("fp8_e4m3", "use q8_0")] {
+        assert_eq!("fp8".parse::<KvCacheDType>().unwrap(), KvCacheDType::Fp8E4m3);
+        for (name, way_out) in [("int4", "bf16"), ("fp8_e5m2", "use fp8_e4m3 or q8_0")] {
             let error = name.parse::<KvCacheDType>().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidRequest);
             assert!(error.message().contains(name) && error.hint().unwrap().contains(way_out), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn eight_bit_floats_take_half_of_the_memory() {
+        for (block_size, head_dim, has_values) in [(16, 128, true), (7, 80, true), (32, 576, false)] {
+            let bytes = |dtype| {
+                let layout = KvLayout { dtype, block_size, num_kv_heads: 2, head_dim, has_values };
+                layout.block_bytes()
+            };
+            assert_eq!(2 * bytes(KvCacheDType::Fp8E4m3), bytes(KvCacheDType::F16));
         }
     }
 

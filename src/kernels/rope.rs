@@ -4,6 +4,7 @@ use std::ptr;
 
 use half::{bf16, f16};
 
+use crate::fp8::E4m3;
 use crate::paged_cache::{CachePoolsMut, GROUP, KvCacheDType, KvFormat, KvLayout, LANES, Slot};
 use crate::pool::ThreadPool;
 use crate::q8_0::Q8_0;
@@ -110,6 +111,7 @@ pub unsafe fn rope_kv_write(
         KvCacheDType::F16 => typed::<f16>(operands, qkv, cache, pool, level),
         KvCacheDType::Bf16 => typed::<bf16>(operands, qkv, cache, pool, level),
         KvCacheDType::F32 => typed::<f32>(operands, qkv, cache, pool, level),
+        KvCacheDType::Fp8E4m3 => typed::<E4m3>(operands, qkv, cache, pool, level),
         KvCacheDType::Q8_0 => typed::<Q8_0>(operands, qkv, cache, pool, level),
     }
 }

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use crate::config::ModelConfig;
 use crate::models::{CachedRange, cached_range};
 use crate::ops::KvCacheDType;
+use crate::ops::cpu::fp8::E4m3;
 use crate::weights::Checkpoint;
 use crate::{Error, Result};
 
@@ -59,7 +60,7 @@ impl KvCacheChoice {
     }
 
     /// The type for a model, whose weights are read where kernels have keys and values in half precision. Where it
-    /// `rounds_queries`, a device gives queries the type of keys, and makes halves of q8_0 too.
+    /// `rounds_queries`, a device gives queries the type of keys, and makes halves of types of eight bits too.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidRequest`] if half precision was requested and does not hold the keys or values.
@@ -72,13 +73,19 @@ impl KvCacheChoice {
     ) -> Result<ChosenKvCache> {
         let are_halves = match self.planned() {
             KvCacheDType::F16 => true,
-            KvCacheDType::Q8_0 => rounds_queries,
+            KvCacheDType::Q8_0 | KvCacheDType::Fp8E4m3 => rounds_queries,
             KvCacheDType::Bf16 | KvCacheDType::F32 => false,
         };
-        if !are_halves {
-            return Ok(ChosenKvCache { dtype: self.planned(), notice: None, broken_logits_hint: None });
+        let mut chosen = match are_halves {
+            true => self.for_range(cached_range(checkpoint, config, rounds_queries, num_threads))?,
+            false => ChosenKvCache { dtype: self.planned(), notice: None, broken_logits_hint: None },
+        };
+        if chosen.dtype == KvCacheDType::Fp8E4m3 {
+            // Without queries, which are not stored.
+            let range = cached_range(checkpoint, config, false, num_threads);
+            chosen.notice = range.and_then(clamped).or(chosen.notice);
         }
-        self.for_range(cached_range(checkpoint, config, rounds_queries, num_threads))
+        Ok(chosen)
     }
 
     fn for_range(self, range: Option<CachedRange>) -> Result<ChosenKvCache> {
@@ -104,7 +111,7 @@ impl KvCacheChoice {
                 broken_logits_hint: None,
             }),
             Self::Fixed(dtype) if at_least > F16_MAX => Err(Error::invalid_request(format!(
-                "--kv-cache-dtype {dtype} holds values up to {F16_MAX:.0}, but keys or values of this model are \
+                "--kv-cache-dtype {dtype} is for values up to {F16_MAX:.0}, but keys or values of this model are \
                  {at_least:.0} and more"
             ))
             .with_hint("give --kv-cache-dtype bf16 or f32, or omit it")),
@@ -118,9 +125,30 @@ impl KvCacheChoice {
     }
 }
 
+/// The notice where some cached value is always beyond fp8_e4m3. Bounds are beyond it for most models, whose values are
+/// far below their bounds, so these say nothing.
+fn clamped(range: CachedRange) -> Option<String> {
+    (range.at_least > E4m3::MAX).then(|| {
+        format!(
+            "keys or values of this model are {:.0} and more, and fp8_e4m3 holds {:.0}: larger ones become that \
+             (--kv-cache-dtype q8_0 holds them)",
+            range.at_least,
+            E4m3::MAX
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_notice_tells_of_values_that_eight_bits_do_not_hold() {
+        let range = |at_least| CachedRange { layer: 3, at_least, at_most: 1e4 };
+        assert_eq!(clamped(range(448.0)), None);
+        let notice = clamped(range(500.0)).unwrap();
+        assert!(notice.contains("are 500 and more, and fp8_e4m3 holds 448"), "{notice}");
+    }
 
     #[test]
     fn half_precision_is_for_keys_that_it_holds() {
@@ -142,7 +170,8 @@ mod tests {
         check("auto", None, Ok(KvCacheDType::F16));
         check("f16", Some((0.0, 7e4)), Ok(KvCacheDType::F16));
         check("q8_0", Some((0.0, 7e4)), Ok(KvCacheDType::Q8_0));
-        check("q8_0", Some((9e4, 1e5)), Err("--kv-cache-dtype q8_0 holds values up to 65504"));
+        check("q8_0", Some((9e4, 1e5)), Err("--kv-cache-dtype q8_0 is for values up to 65504"));
+        check("fp8_e4m3", Some((500.0, 7e4)), Ok(KvCacheDType::Fp8E4m3));
         check(
             "f16",
             Some((9e4, 1e5)),

@@ -435,11 +435,14 @@ fn layout_of(config: &ModelConfig, block_size: usize, dtype: KvCacheDType) -> Kv
     }
 }
 
-/// Rows of a block of K or of V, one for each head and token. With scales they are padded to a multiple of four, so
-/// that values and scales are both whole units of 16 bytes.
+/// Rows of a block of K or of V, one for each head and token. Those of bytes are padded to a multiple of four, so that
+/// values and scales are both whole units of 16 bytes.
 pub(super) fn row_block_rows(layout: &KvLayout) -> usize {
     let num_rows = layout.num_kv_heads * layout.block_size;
-    if layout.dtype == KvCacheDType::Q8_0 { num_rows.next_multiple_of(4) } else { num_rows }
+    match layout.dtype {
+        KvCacheDType::Q8_0 | KvCacheDType::Fp8E4m3 => num_rows.next_multiple_of(4),
+        KvCacheDType::F16 | KvCacheDType::Bf16 | KvCacheDType::F32 => num_rows,
+    }
 }
 
 /// Bytes of the values of such a block, and of its scales, an even number for each row.

@@ -116,9 +116,12 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
     };
     for (variant, context) in &context.alternatives() {
         // Tokens after others, of heads that fill their tiles and of heads that do not.
-        for (head_dim, dtype) in
-            [(80, KvCacheDType::F16), (128, KvCacheDType::F16), (112, KvCacheDType::Q8_0)]
-        {
+        for (head_dim, dtype) in [
+            (80, KvCacheDType::F16),
+            (128, KvCacheDType::F16),
+            (112, KvCacheDType::Q8_0),
+            (120, KvCacheDType::Fp8E4m3),
+        ] {
             let sequences = vec![[40, 33], [0, 9]];
             let case = Case { dtype, head_dim, num_pairs: head_dim / 2, sequences, ..Case::default() };
             run_in(context, &format!(", {variant}"), &case);
@@ -170,13 +173,16 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
             (KvCacheDType::Q8_0, (9, 1), 64, 32, RopeStyle::HalfSplit),
             (KvCacheDType::Q8_0, (8, 1), 256, 128, RopeStyle::HalfSplit),
             (KvCacheDType::Q8_0, (2, 2), 144, 44, RopeStyle::Interleaved),
+            (KvCacheDType::Fp8E4m3, (6, 2), 128, 64, RopeStyle::HalfSplit),
+            (KvCacheDType::Fp8E4m3, (9, 1), 80, 20, RopeStyle::Interleaved),
+            (KvCacheDType::Fp8E4m3, (2, 2), 176, 44, RopeStyle::HalfSplit),
         ] {
             let sequences = vec![[16, 1], [0, 1], [30, 1], [15, 1], [540, 1]];
             let case = Case { dtype, heads, head_dim, num_pairs, style, sequences, ..Case::default() };
             run(&Case { has_norms: true, is_filled: true, is_read_again: true, block_size: 24, ..case });
         }
         // The running results of a warp are negligible compared with its next tile, and the reverse.
-        for dtype in [KvCacheDType::F16, KvCacheDType::Bf16, KvCacheDType::Q8_0] {
+        for dtype in KvCacheDType::ALL.into_iter().filter(|dtype| *dtype != KvCacheDType::F32) {
             let sequences = vec![[400, 1], [33, 1]];
             run(&Case { dtype, query_size: 300.0, is_filled: true, sequences, ..Case::default() });
         }
@@ -230,6 +236,8 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
         (KvCacheDType::Q8_0, 128, (3, 1), 7, [None, Some(17), Some(513), Some(600)]),
         (KvCacheDType::Q8_0, 192, (2, 1), 16, [None, Some(256), Some(514), Some(750)]),
         (KvCacheDType::Q8_0, 16, (16, 8), 16, [None, Some(600), Some(700), Some(767)]),
+        (KvCacheDType::Fp8E4m3, 96, (3, 1), 7, [None, Some(17), Some(513), Some(600)]),
+        (KvCacheDType::Fp8E4m3, 208, (2, 1), 16, [None, Some(256), Some(514), Some(750)]),
     ] {
         for window in windows.into_iter().take(num_windows) {
             let sequences = sequences.clone();
@@ -240,7 +248,7 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
     }
     if context.has_tensor_cores() {
         // Ends at and around those of tiles of keys, in tiles of rows that are full and that are not.
-        for dtype in [KvCacheDType::F16, KvCacheDType::Bf16, KvCacheDType::Q8_0] {
+        for dtype in KvCacheDType::ALL.into_iter().filter(|dtype| *dtype != KvCacheDType::F32) {
             for (heads, head_dim) in [((8, 1), 64), ((2, 1), 72), ((4, 1), 128), ((2, 2), 192), ((3, 1), 256)]
             {
                 for window in [None, Some(70)] {
@@ -321,12 +329,12 @@ impl Case {
             // The error of exponents from queries in half precision.
             KvCacheDType::F16 | KvCacheDType::Bf16 if self.query_size > 1.0 => 1e-3,
             // And a code more or less of a key, where the device's quotient falls on the other side of a half.
-            KvCacheDType::Q8_0 if self.query_size > 1.0 => 1e-2,
+            KvCacheDType::Q8_0 | KvCacheDType::Fp8E4m3 if self.query_size > 1.0 => 1e-2,
             KvCacheDType::F16 if context.has_tensor_cores() => 8e-7,
             KvCacheDType::F16 => 2e-7,
             KvCacheDType::Bf16 => 2e-6,
             // A step of a group is as large for small values as for large ones.
-            KvCacheDType::Q8_0 => 2e-5,
+            KvCacheDType::Q8_0 | KvCacheDType::Fp8E4m3 => 2e-5,
             KvCacheDType::F32 if self.query_size > 1.0 => 2e-7,
             // A capped score has the error of a number as large as the cap.
             KvCacheDType::F32 if self.soft_cap.is_some() => 3e-11,

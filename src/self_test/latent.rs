@@ -37,6 +37,9 @@ pub(super) fn run(context: &Context, report: &mut dyn Report) {
         // A group of values of which some are rotated.
         Case { num_heads: 3, rank: 72, block_size: 24, dtype: KvCacheDType::Q8_0, ..Case::default() },
         Case { num_heads: 20, dtype: KvCacheDType::Q8_0, ..large },
+        Case { dtype: KvCacheDType::Fp8E4m3, ..Case::default() },
+        Case { num_heads: 9, rank: 72, dtype: KvCacheDType::Fp8E4m3, block_size: 7, ..Case::default() },
+        Case { num_heads: 20, dtype: KvCacheDType::Fp8E4m3, ..large },
     ];
     for case in cases {
         let limit = match case.dtype {
@@ -44,7 +47,7 @@ pub(super) fn run(context: &Context, report: &mut dyn Report) {
             KvCacheDType::F16 if context.is_gpu() => 2e-6,
             KvCacheDType::F16 => 2e-7,
             KvCacheDType::Bf16 => 1e-5,
-            KvCacheDType::Q8_0 => 1e-4,
+            KvCacheDType::Q8_0 | KvCacheDType::Fp8E4m3 => 1e-4,
             KvCacheDType::F32 => 1e-11,
         };
         let name = format!("latent attention, {case:?}");
@@ -108,6 +111,7 @@ fn run_on_tensor_cores(context: &Context, report: &mut dyn Report) {
         Case { num_heads: 33, rank: 208, ..tiles },
         Case { num_heads: 16, rank: 512, dtype: KvCacheDType::Bf16, ..tiles },
         Case { num_heads: 17, rank: 208, dtype: KvCacheDType::Q8_0, block_size: 7, ..tiles },
+        Case { num_heads: 17, rank: 208, dtype: KvCacheDType::Fp8E4m3, block_size: 7, ..tiles },
         Case { num_heads: 32, rank: 512, sequences: &[[70, 1], [3, 2]], ..tiles },
         Case { query_size: 300.0, ..tiles },
         Case { query_size: 300.0, dtype: KvCacheDType::Bf16, ..tiles },
@@ -117,7 +121,7 @@ fn run_on_tensor_cores(context: &Context, report: &mut dyn Report) {
         // The error of exponents from queries in half precision.
         let limit = match case.dtype {
             _ if case.query_size > 1.0 => 1e-3,
-            KvCacheDType::Q8_0 => 1e-4,
+            KvCacheDType::Q8_0 | KvCacheDType::Fp8E4m3 => 1e-4,
             _ => 2e-6,
         };
         let name = format!("latent attention, {case:?}");

@@ -14,6 +14,7 @@ mod oracle;
 mod probes;
 mod rows;
 mod sampling;
+mod stored;
 mod timing;
 
 use std::sync::Arc;
@@ -161,7 +162,10 @@ impl Family {
             Self::Probes => probes::run(context, report),
             Self::Matmul => matmul::run(context, effort, report),
             Self::Rows => rows::run(context, report),
-            Self::Attention => attention::run(context, effort, report),
+            Self::Attention => {
+                attention::run(context, effort, report);
+                stored::run(context, report);
+            }
             Self::Latent => latent::run(context, report),
             Self::Experts => experts::run(context, report),
             Self::Sampling => sampling::run(context, report),

@@ -12,7 +12,7 @@ fn wrong_usage() {
     check("--prompt-ids -1", &["-1"]);
     check("--prompt-ids 4294967296", &["4294967296"]);
     check("--dtype int3", &["int3", "auto, f32, f16, bf16"]);
-    check("--kv-cache-dtype fp8", &["fp8", "q8_0"]);
+    check("--kv-cache-dtype fp8_e5m2", &["fp8_e5m2", "fp8_e4m3", "q8_0"]);
     check("--quantization q3", &["q3", "q4_0, q4_1, q5_0, q5_1, q8_0, q4_k"]);
     check("--expert-weights disk", &["disk", "auto, memory, file"]);
     check("--device gpu", &["gpu", "auto, cpu, metal, cuda or cuda:N"]);

@@ -188,5 +188,5 @@ fn keys_beyond_half_precision_have_a_cache_that_holds_them() {
     assert!(outcome.stderr.contains("the KV cache has bf16"), "{}", outcome.stderr);
     assert_eq!(outcome.json()[0]["output_token_ids"], exact);
     generate(&folder, &format!("{words} --kv-cache-dtype f16"))
-        .error(1, &["--kv-cache-dtype f16 holds values up to 65504", "hint: ", "--kv-cache-dtype bf16"]);
+        .error(1, &["--kv-cache-dtype f16 is for values up to 65504", "hint: ", "--kv-cache-dtype bf16"]);
 }

@@ -152,9 +152,10 @@ fn drafted_tokens_have_the_bits_of_single_ones() {
     paths.extend(env::var_os("TINYVLLM_DRAFTED_MODELS").iter().flat_map(env::split_paths));
     let mut failures = Vec::new();
     let f16 = paths.into_iter().map(|path| (path, KvCacheDType::F16));
-    let q8_0 = ["llama", "qwen3", "gemma3/gemma3.q8_0.gguf", "gpt_oss", "deepseek_v2_lite"];
-    let q8_0 = q8_0.into_iter().map(|name| (tiny.join(name), KvCacheDType::Q8_0));
-    for (path, dtype) in f16.chain(q8_0) {
+    let names = ["llama", "qwen3", "gemma3/gemma3.q8_0.gguf", "gpt_oss", "deepseek_v2_lite"];
+    let of_eight_bits = [KvCacheDType::Q8_0, KvCacheDType::Fp8E4m3].into_iter();
+    let of_eight_bits = of_eight_bits.flat_map(|dtype| names.map(|name| (tiny.join(name), dtype)));
+    for (path, dtype) in f16.chain(of_eight_bits) {
         let context = Arc::new(Context::gpu(gpu.clone()));
         let mut drafted = Drafted::open(&path, &context, dtype);
         let lens = [40, 505, 700].map(|len| [1, 3, 8, 32].map(|num_drafted| (len, num_drafted)));

@@ -157,6 +157,8 @@ fn a_row_of_attention_has_the_same_bits_in_every_batch() {
             (LATENT, KvCacheDType::Bf16),
             (PLAIN, KvCacheDType::Q8_0),
             (LATENT, KvCacheDType::Q8_0),
+            (PLAIN, KvCacheDType::Fp8E4m3),
+            (LATENT, KvCacheDType::Fp8E4m3),
         ] {
             let mut attend = attend(&context, shape, dtype, None);
             let alone: Vec<f32> = (0..LENS.len()).flat_map(|sequence| attend(&[sequence])).collect();
@@ -174,23 +176,32 @@ fn a_row_of_attention_has_the_same_bits_in_every_batch() {
     }
 }
 
-/// A group of q8_0 with NaN, or with values beyond its scales, shows wherever it is attended to.
+/// A group of q8_0 with NaN, or with values beyond its scales, shows wherever it is attended to, and so does a value of
+/// fp8_e4m3 that is no number.
 #[test]
-fn what_is_no_number_shows_in_a_cache_of_whole_numbers() {
+fn what_is_no_number_shows_in_a_cache_of_eight_bits() {
     for class in [ChipClass::Base, ChipClass::Nvidia] {
         let Some(gpu) = Emulator::new(Variant::Fast) else { return };
         let context = Context::gpu(Arc::new(gpu.with_class(class)));
         for shape in [PLAIN, LATENT] {
-            for spoilt in [f32::NAN, f32::NEG_INFINITY, 8.4e6] {
-                let found = attend(&context, shape, KvCacheDType::Q8_0, Some(spoilt))(&[0, 1, 2, 3, 4]);
+            for (dtype, spoilt) in [
+                (KvCacheDType::Q8_0, f32::NAN),
+                (KvCacheDType::Q8_0, f32::NEG_INFINITY),
+                (KvCacheDType::Q8_0, 8.4e6),
+                (KvCacheDType::Fp8E4m3, f32::NAN),
+                (KvCacheDType::Fp8E4m3, f32::NEG_INFINITY),
+            ] {
+                let found = attend(&context, shape, dtype, Some(spoilt))(&[0, 1, 2, 3, 4]);
                 for row in found.chunks(shape.num_heads * shape.value_dim) {
                     let is_seen = row.iter().any(|value| !value.is_finite());
-                    assert!(is_seen, "{class:?}, {shape:?}: {spoilt} does not show");
+                    assert!(is_seen, "{class:?}, {shape:?}, {dtype}: {spoilt} does not show");
                 }
             }
-            // Every kernel represents all values of half precision.
-            let largest = attend(&context, shape, KvCacheDType::Q8_0, Some(6.5e4))(&[0, 1, 2, 3, 4]);
-            assert!(largest.iter().all(|value| value.is_finite()), "{class:?}, {shape:?}");
+            // Every kernel represents all values of half precision, of fp8_e4m3 as the largest.
+            for dtype in [KvCacheDType::Q8_0, KvCacheDType::Fp8E4m3] {
+                let largest = attend(&context, shape, dtype, Some(6.5e4))(&[0, 1, 2, 3, 4]);
+                assert!(largest.iter().all(|value| value.is_finite()), "{class:?}, {shape:?}, {dtype}");
+            }
         }
     }
 }

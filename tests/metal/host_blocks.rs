@@ -20,7 +20,7 @@ fn cache(gpu: &Arc<dyn Gpu>, num_blocks: usize, dtype: KvCacheDType) -> (KvCache
 
 /// Copies see earlier work, and later work does not change them.
 pub(crate) fn copies_are_in_order(gpu: &Arc<dyn Gpu>) {
-    [KvCacheDType::F32, KvCacheDType::F16, KvCacheDType::Q8_0]
+    [KvCacheDType::F32, KvCacheDType::F16, KvCacheDType::Q8_0, KvCacheDType::Fp8E4m3]
         .into_iter()
         .for_each(|dtype| copies_of_a_type_are_in_order(gpu, dtype));
 }

@@ -428,6 +428,7 @@ fn value_bytes(rest: &str) -> f64 {
     match rest {
         _ if rest.starts_with("f32") => 4.0,
         _ if rest.starts_with("q8_0") => 1.0 + 2.0 / 32.0,
+        _ if rest.starts_with("fp8_e4m3") => 1.0,
         _ => 2.0,
     }
 }

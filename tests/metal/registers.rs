@@ -158,6 +158,8 @@ fn attention_on_tensor_cores_fits_in_registers() {
         ("decode_attention_bf16_256", [144, 224, 256]),
         ("decode_attention_q8_0_128", [64, 96, 128]),
         ("decode_attention_q8_0_256", [144, 192, 256]),
+        ("decode_attention_fp8_e4m3_128", [64, 96, 128]),
+        ("decode_attention_fp8_e4m3_256", [144, 192, 256]),
         ("decode_attention_merge", [64, 128, 256]),
     ] {
         for head_dim in head_dims {
@@ -177,7 +179,7 @@ fn attention_on_tensor_cores_fits_in_registers() {
 
 #[test]
 fn latent_attention_on_tensor_cores_fits_in_registers() {
-    for kernel in ["f16_16", "bf16_16", "q8_0_16", "merge"] {
+    for kernel in ["f16_16", "bf16_16", "q8_0_16", "fp8_e4m3_16", "merge"] {
         for dims in [[576, 512], [320, 256], [128, 64]] {
             check_fit("decode_latent_attention", &format!("decode_latent_attention_{kernel}"), &[], &dims);
         }

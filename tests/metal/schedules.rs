@@ -86,7 +86,7 @@ pub(crate) fn tokens(llm: &Llm, requests: Vec<Request>) -> Vec<Vec<Vec<u32>>> {
 
 /// A request gives the same tokens alone, in a batch, from cached prefixes and with prompts in chunks.
 pub(crate) fn same_tokens_however_they_are_scheduled(gpu: &Arc<dyn Gpu>) {
-    for dtype in [KvCacheDType::F16, KvCacheDType::Q8_0] {
+    for dtype in [KvCacheDType::F16, KvCacheDType::Q8_0, KvCacheDType::Fp8E4m3] {
         the_same_with(gpu, dtype);
     }
 }

@@ -32,7 +32,7 @@ fn same_tokens_with_few_blocks_in_windows() {
             change(&mut options.limits);
             load_files(fixture, ModelFiles::Folder(folder.clone()), &options)
         };
-        for dtype in [KvCacheDType::F16, KvCacheDType::Q8_0] {
+        for dtype in [KvCacheDType::F16, KvCacheDType::Q8_0, KvCacheDType::Fp8E4m3] {
             let whole = load(dtype, &|limits| {
                 (limits.enable_prefix_caching, limits.speculative) = (false, SpeculativeConfig::off());
                 limits.kv_cache_memory_bytes = Some(64 << 20);

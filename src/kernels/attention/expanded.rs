@@ -17,6 +17,7 @@ use super::value_tile::ValueTile;
 use super::{SPLIT, with_free};
 use crate::AlignedFloats;
 use crate::AttentionMetadata;
+use crate::fp8::E4m3;
 use crate::matmul::{ActivationFormats, Activations, PackedMatrix, matmul_rows};
 use crate::paged_cache::{CachePools, KvCacheDType, KvElement, KvLayout, LANES};
 use crate::pool::ThreadPool;
@@ -421,6 +422,7 @@ fn read_rows(
         KvCacheDType::F16 => rows.read::<f16>(pool, level),
         KvCacheDType::Bf16 => rows.read::<bf16>(pool, level),
         KvCacheDType::F32 => rows.read::<f32>(pool, level),
+        KvCacheDType::Fp8E4m3 => rows.read::<E4m3>(pool, level),
         KvCacheDType::Q8_0 => rows.read::<Q8_0>(pool, level),
     }
 }

@@ -27,7 +27,7 @@ use crate::ops::device::{Device, device_access};
 use crate::ops::experts::HostRouting;
 
 pub use tinyvllm_kernels::{
-    AlignedFloats, AttentionMetadata, CpuLevel, EXPANDED_GROUP, RowMode, ThreadPool, attention, blocks,
+    AlignedFloats, AttentionMetadata, CpuLevel, EXPANDED_GROUP, RowMode, ThreadPool, attention, blocks, fp8,
     latent_row, matmul, noise, paged_cache, pool, range, rope, rows, simd,
 };
 

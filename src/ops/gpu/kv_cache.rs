@@ -1,6 +1,6 @@
 //! The keys and values of a layer in a GPU's memory: K and V both `[kv_head][slot][head_dim]` in a block.
 //!
-//! A value of q8_0 is a byte, its code with 128 added. The scales of a pool's rows follow all of its blocks: one in
+//! A value of fp8_e4m3 is a byte. So is one of q8_0, its code with 128 added; the scales of a pool's rows follow all of its blocks: one in
 //! half precision for each 32 values, padded to an even number for each row. Blocks are padded to units of 16 bytes,
 //! for both.
 

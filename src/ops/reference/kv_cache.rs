@@ -67,7 +67,7 @@ impl ReferencePools {
         let dtype = match dtype {
             KvCacheDType::F16 => DType::F16,
             KvCacheDType::Bf16 => DType::BF16,
-            KvCacheDType::F32 | KvCacheDType::Q8_0 => DType::F32,
+            KvCacheDType::F32 | KvCacheDType::Q8_0 | KvCacheDType::Fp8E4m3 => DType::F32,
         };
         let shape = (num_blocks * block_size, num_kv_heads * head_dim);
         let zeros = || Tensor::zeros(shape, dtype, backend.device());
@@ -89,7 +89,13 @@ impl ReferencePools {
             // Through f32: candle's conversion from f64 ignores low bits and mistakes a value near a tie for one.
             let rows = rows.to_dtype(DType::F32)?;
             let rows = match self.layout.dtype {
-                KvCacheDType::Q8_0 => self.round_q8_0(backend, &rows)?,
+                KvCacheDType::Q8_0 => {
+                    self.round_heads(backend, &rows, |head| head.chunks_mut(GROUP).for_each(round_group))?
+                }
+                KvCacheDType::Fp8E4m3 => {
+                    let round = |value: &mut f32| *value = nearest_e4m3(*value);
+                    self.round_heads(backend, &rows, |head| head.iter_mut().for_each(round))?
+                }
                 _ => rows.to_dtype(pool.dtype())?,
             };
             pool.scatter_set(&slots, &rows.contiguous()?, 0)?;
@@ -97,12 +103,15 @@ impl ReferencePools {
         Ok(())
     }
 
-    /// Heads of f32, rounded to q8_0.
-    fn round_q8_0(&self, backend: &ReferenceBackend, rows: &Tensor) -> Result<Tensor> {
+    /// Heads of f32, each rounded.
+    fn round_heads(
+        &self,
+        backend: &ReferenceBackend,
+        rows: &Tensor,
+        round: impl Fn(&mut [f32]),
+    ) -> Result<Tensor> {
         let mut values: Vec<f32> = rows.flatten_all()?.to_vec1()?;
-        for head in values.chunks_exact_mut(self.layout.head_dim) {
-            head.chunks_mut(GROUP).for_each(round_group);
-        }
+        values.chunks_exact_mut(self.layout.head_dim).for_each(round);
         Ok(Tensor::from_vec(values, rows.shape(), &Device::Cpu)?.to_device(backend.device())?)
     }
 
@@ -172,9 +181,36 @@ fn round_group(values: &mut [f32]) {
     }
 }
 
+/// The nearest float with three bits after its leading one, of two equally near ones the even one. Steps are 2⁻⁹ at
+/// least, magnitudes 448 at most. What is no number, or infinite, becomes NaN.
+fn nearest_e4m3(value: f32) -> f32 {
+    if !value.is_finite() {
+        return f32::NAN;
+    }
+    let exponent = (value.to_bits() >> 23 & 0xFF) as i32 - 127;
+    let step = 2_f32.powi(exponent.max(-6) - 3);
+    ((value / step).round_ties_even() * step).clamp(-448.0, 448.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::cpu::fp8::E4m3;
+
+    #[test]
+    fn eight_bits_are_those_of_the_kernels() {
+        for bits in 0..=u16::MAX {
+            let value = f16::from_bits(bits).to_f32();
+            for value in [value, value.next_up(), value.next_down(), 7.7 * value] {
+                let (own, kernels) = (nearest_e4m3(value), E4m3::from_f32(value).to_f32());
+                assert!(own == kernels || own.is_nan() && kernels.is_nan(), "{value:e}: {own}, {kernels}");
+            }
+        }
+        assert_eq!(
+            [17.0, 19.0, 0.001, 464.1, -1e9].map(nearest_e4m3),
+            [16.0, 20.0, 2.0 / 2048.0 * 2.0, 448.0, -448.0]
+        );
+    }
 
     fn rounded<const N: usize>(mut values: [f32; N]) -> [f32; N] {
         round_group(&mut values);

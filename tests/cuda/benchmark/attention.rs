@@ -93,7 +93,7 @@ impl Bench<'_> {
             self.decode(heads, num_rows, len, KvCacheDType::F16)?;
         }
         for (heads, num_rows, len) in [(LLAMA_3_8B, 64, 4000), (TINY_LLAMA, 64, 4000)] {
-            for dtype in [KvCacheDType::F16, KvCacheDType::Bf16, KvCacheDType::Q8_0] {
+            for dtype in KvCacheDType::ALL.into_iter().filter(|dtype| *dtype != KvCacheDType::F32) {
                 self.decode(heads, num_rows, len, dtype)?;
             }
         }

@@ -28,13 +28,14 @@ const WHOLE_SIZE: usize = 512;
 /// split's partial result is small compared with its reads.
 const SPLIT_SIZE: usize = 256;
 
-/// Groups of heads from which splits of q8_0 are twice as long: they have half the bytes, so the fixed costs of a split
-/// weigh more. With fewer groups, a single sequence would have too few splits for a GPU: TinyLlama's shape, with four
-/// groups, then generated at 0.94 of the speed at context 4,000 on an H200.
+/// Groups of heads from which splits of values of eight bits are twice as long: they have half the bytes, so the fixed
+/// costs of a split weigh more. With fewer groups, a single sequence would have too few splits for a GPU: TinyLlama's
+/// shape, with four groups, then generated at 0.94 of the speed at context 4,000 on an H200.
 const MIN_GROUPS: usize = 8;
 
 fn split_size(dtype: KvCacheDType, num_groups: usize) -> usize {
-    let is_longer = dtype == KvCacheDType::Q8_0 && num_groups >= MIN_GROUPS;
+    let has_eight_bits = matches!(dtype, KvCacheDType::Q8_0 | KvCacheDType::Fp8E4m3);
+    let is_longer = has_eight_bits && num_groups >= MIN_GROUPS;
     if is_longer { 2 * SPLIT_SIZE } else { SPLIT_SIZE }
 }
 

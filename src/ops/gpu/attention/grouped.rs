@@ -620,7 +620,7 @@ impl Heads {
 
 /// Whether kernels hold values of such a cache in half precision, like queries and weights.
 pub(in crate::ops::gpu) fn is_half(dtype: KvCacheDType) -> bool {
-    matches!(dtype, KvCacheDType::F16 | KvCacheDType::Q8_0)
+    matches!(dtype, KvCacheDType::F16 | KvCacheDType::Q8_0 | KvCacheDType::Fp8E4m3)
 }
 
 /// A variant of `metal_kernels/flash_attention.metal`, as instantiated there.

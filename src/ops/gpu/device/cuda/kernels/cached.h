@@ -1,7 +1,7 @@
 // Rows of the cache, of any type, as halves for tensor cores.
 //
-// Keys and values of bf16 become halves; those above the largest half are clamped to it. Codes of q8_0 become halves
-// without loss; multiplying them by their scale rounds once.
+// Keys and values of bf16 become halves; those above the largest half are clamped to it. Values of fp8_e4m3 and codes of
+// q8_0 become halves without loss; multiplying codes by their scale rounds once.
 
 #include "kv_cache.h"
 
@@ -12,6 +12,10 @@ struct KeptEight {
 };
 template <>
 struct KeptEight<Code> {
+    typedef uint2 type;
+};
+template <>
+struct KeptEight<Fp8> {
     typedef uint2 type;
 };
 template <typename KV>
@@ -29,6 +33,25 @@ inline uint halves_of_codes(uint bytes, uint first) {
     return msl_add_pairs(from_1024, 0xE480E480u);
 }
 
+// Two of four values of fp8_e4m3 as halves, exactly: as halves with the other bias, times the quotient of both. Only NaN
+// has a carry, which makes its exponent that of NaN.
+inline uint halves_of_fp8(uint bytes, uint first) {
+#ifdef MSL_HAS_FP8
+    return msl_halves_of_fp8(first == 0 ? bytes : bytes >> 16);
+#else
+    const uint upper = msl_permute(bytes, 0u, first == 0 ? 0x1404u : 0x3424u);
+    const uint magnitudes = upper >> 1 & 0x3F803F80u;
+    const uint carries = (magnitudes + 0x00800080u) & 0x40004000u;
+    return msl_multiply_pairs(magnitudes | carries | (upper & 0x80008000u), 0x5C005C00u);
+#endif
+}
+
+// Two of four bytes as halves: values of fp8_e4m3, or codes before their scale.
+template <typename KV>
+inline uint halves_of_bytes(uint bytes, uint first) {
+    return is_same_v<KV, Code> ? halves_of_codes(bytes, first) : halves_of_fp8(bytes, first);
+}
+
 // Neighbours 2w and 2w + 1 of eight, before their scale.
 template <typename KV>
 inline uint plain_pair(uint4 eight, uint w) {
@@ -36,7 +59,7 @@ inline uint plain_pair(uint4 eight, uint w) {
 }
 template <typename KV>
 inline uint plain_pair(uint2 eight, uint w) {
-    return halves_of_codes(eight[w / 2], w % 2 * 2);
+    return halves_of_bytes<KV>(eight[w / 2], w % 2 * 2);
 }
 
 // One or two words, of two scales each, of a row from word `first` on, if there are scales; words past the end are left
@@ -78,6 +101,10 @@ inline void begin_eight(
     msl_copy((threadgroup uint*)(target + 4), scales + value / (2 * GROUP));
 }
 
+inline void begin_eight(constant Pages&, device const Fp8* pool, uint row, uint dim, uint value, threadgroup ushort* target) {
+    msl_copy((threadgroup uint2*)target, (device const uint2*)(pool + ulong(row) * dim + value));
+}
+
 // Whether copied values still have to be converted to halves.
 template <typename KV>
 constexpr bool is_converted() {
@@ -95,6 +122,12 @@ inline void end_eight(threadgroup ushort* target, uint value) {
 #pragma clang loop unroll(full)
         for (uint w = 0; w < 4; ++w) {
             words[w] = msl_multiply_pairs(halves_of_codes(codes[w / 2], w % 2 * 2), scale);
+        }
+    } else if (is_same_v<KV, Fp8>) {
+        const uint2 bytes = *(threadgroup const uint2*)target;
+#pragma clang loop unroll(full)
+        for (uint w = 0; w < 4; ++w) {
+            words[w] = halves_of_bytes<KV>(bytes[w / 2], w % 2 * 2);
         }
     } else {
         words = *(threadgroup const uint4*)target;

@@ -111,8 +111,12 @@ inline void weighed_pairs(uint2 const (&eights)[4], uint w, uint const (&scales)
     for (uint i = 0; i < 4; i += 2) {
         const uint scale = msl_permute(scales[i], scales[i + 1], is_upper ? 0x7632u : 0x5410u);
         const uint bytes = msl_permute(eights[i][w / 2], eights[i + 1][w / 2], w % 2 == 0 ? 0x5140u : 0x7362u);
-        operand[i] = msl_multiply_pairs(halves_of_codes(bytes, 0), scale);
-        operand[i + 1] = msl_multiply_pairs(halves_of_codes(bytes, 2), scale);
+        operand[i] = halves_of_bytes<KV>(bytes, 0);
+        operand[i + 1] = halves_of_bytes<KV>(bytes, 2);
+        if (is_same_v<KV, Code>) {
+            operand[i] = msl_multiply_pairs(operand[i], scale);
+            operand[i + 1] = msl_multiply_pairs(operand[i + 1], scale);
+        }
     }
 }
 
@@ -122,16 +126,16 @@ template <typename KV, int MAX_DIM>
 struct OwnRows {
     threadgroup KV* rows;
     OwnRows(threadgroup char* memory) : rows((threadgroup KV*)memory) {}
-    threadgroup const uint4* eights(uint kind) const { return (threadgroup const uint4*)(rows + kind * MAX_DIM); }
+    threadgroup const Kept<KV>* eights(uint kind) const { return (threadgroup const Kept<KV>*)(rows + kind * MAX_DIM); }
     template <uint WORDS>
     void take_scales(uint, uint, uint, thread uint (&)[WORDS]) const {}
     void put_pair(constant Pages&, device KV* cache, bool is_first, uint kind, uint row, uint dim, uint2 at, float2 pair) const {
         threadgroup KV* own = rows + kind * MAX_DIM;
-        own[at.x] = KV(pair.x);
-        own[at.y] = KV(pair.y);
+        own[at.x] = rounded_to<KV>(pair.x);
+        own[at.y] = rounded_to<KV>(pair.y);
         if (is_first) {
-            cache[ulong(row) * dim + at.x] = KV(pair.x);
-            cache[ulong(row) * dim + at.y] = KV(pair.y);
+            cache[ulong(row) * dim + at.x] = own[at.x];
+            cache[ulong(row) * dim + at.y] = own[at.y];
         }
     }
     void end(constant Pages&, device KV*, bool, uint, uint, uint, uint) const {}
@@ -780,6 +784,8 @@ DECODE(bf16, bfloat, 128)
 DECODE(bf16, bfloat, 256)
 DECODE(q8_0, Code, 128)
 DECODE(q8_0, Code, 256)
+DECODE(fp8_e4m3, Fp8, 128)
+DECODE(fp8_e4m3, Fp8, 256)
 
 // Merges the KV splits of a row for one head. A warp has every n-th split, each lane four or eight values.
 [[kernel]] void decode_attention_merge(

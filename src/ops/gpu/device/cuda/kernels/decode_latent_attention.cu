@@ -13,7 +13,7 @@
 //
 // Queries and weights are halves. Scores are exponents of two: `scale` includes the logarithm. Weights are at most
 // 2^15, so that the small weights of a long context keep their bits; sums add the weights as packed. Rows of bf16
-// become halves when they are used, those of q8_0 when they are loaded.
+// become halves when they are used, those of eight bits when they are loaded.
 
 #define FOR_NVIDIA
 #include "cached.h"
@@ -171,7 +171,7 @@ template <typename KV, int HEADS>
     for (uint first = begin; first < end; first += TILE) {
         threadgroup const ushort* tile = tiles + parity * TILE * row_stride;
         msl_wait_for_groups<0>();
-        if (is_same_v<KV, Code>) {
+        if (sizeof(KV) == 1) {
             visit_own(parity, [&](uint value, threadgroup ushort* target) { end_eight<KV>(target, value); });
         }
         // From here on all threads see the tile's rows, and none uses the previous tile.
@@ -320,6 +320,7 @@ template <typename KV, int HEADS>
 DECODE(f16, half, 16)
 DECODE(bf16, bfloat, 16)
 DECODE(q8_0, Code, 16)
+DECODE(fp8_e4m3, Fp8, 16)
 
 // Merges the KV splits of a row of one head, four values per lane. A warp has every eighth split.
 [[kernel]] void decode_latent_attention_merge(

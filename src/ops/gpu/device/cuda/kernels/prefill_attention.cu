@@ -473,3 +473,4 @@ template <typename KV, int MAX_HEAD_DIM, int MAX_VALUE_DIM, int ROW_TILES, int K
 PREFILL(f16, half)
 PREFILL(bf16, bfloat)
 PREFILL(q8_0, Code)
+PREFILL(fp8_e4m3, Fp8)
