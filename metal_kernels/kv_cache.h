@@ -63,7 +63,7 @@ inline Fp8 fp8_of(float value) {
     const uint normal = min((rounded >> DROPPED) - ((127u - 7u) << 3), NAN_OF_FP8 - 1u);
     const uint finite = magnitude < SMALLEST_NORMAL ? small : normal;
     Fp8 result;
-    result.bits = uchar((magnitude < 0x7F800000u ? finite : NAN_OF_FP8) | (bits >> 24 & 0x80u));
+    result.bits = uchar((magnitude < 0x7F800000u ? finite : uint(NAN_OF_FP8)) | (bits >> 24 & 0x80u));
     return result;
 }
 
