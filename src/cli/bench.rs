@@ -18,8 +18,8 @@ use tinyvllm::ops::{KvCache, MemoryBandwidth, measure_bandwidth};
 
 use self::measure::{GenerationRun, PromptShape, RandomPrompts};
 use self::report::{GenerationResult, PromptResult, Report, Spread};
-use super::args::{EngineArgs, MessageArgs, ModelArgs, PositionalModel};
 use super::console::Console;
+use super::flags::{EngineArgs, MessageArgs, ModelArgs, PositionalModel};
 use super::load::{engine_options, load, merge_model};
 use super::value::parse_fraction;
 

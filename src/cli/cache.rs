@@ -13,8 +13,8 @@ use tinyvllm::prefix_store::{
     DirectoryReport, PackContents, PackReport, StoreOptions, clear_directory, inspect_directory,
 };
 
-use super::args::MessageArgs;
 use super::console::Console;
+use super::flags::MessageArgs;
 use super::table;
 use super::value::{human_age, human_bytes};
 

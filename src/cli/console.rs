@@ -6,7 +6,7 @@
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 
-use super::args::MessageArgs;
+use super::flags::MessageArgs;
 
 /// How much is printed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]

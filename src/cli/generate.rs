@@ -1,10 +1,12 @@
 //! `tinyvllm` and `tinyvllm generate`: read the prompts and generate.
 
 use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use clap::error::ErrorKind;
 use tinyvllm::chat::{AnswerFormat, ChatOptions, Message};
 use tinyvllm::demo;
@@ -12,12 +14,16 @@ use tinyvllm::engine::{FinishReason, Request};
 use tinyvllm::llm::{Llm, LlmOptions, TextStream};
 use tinyvllm::sampling::{SamplingDefaults, SamplingParams};
 
-use super::args::GenerateArgs;
 use super::console::{Console, Style, paint};
+use super::flags::{
+    EngineArgs, GenerationConfigArgs, JsonArgs, MessageArgs, ModelArgs, SamplingArgs, SystemArgs,
+    TemplateArgs, ThinkingArgs,
+};
 use super::interrupt::{self, Interrupt};
 use super::progress::telling_prompt;
 use super::render::{JsonRender, Render, TextRender, render_request};
 use super::timings::Summary;
+use super::value::TokenIds;
 use super::{chat, load, text_file, usage_error};
 
 /// Token limit and seed of a run without arguments: the same story for all users, with a good end.
@@ -26,6 +32,65 @@ const DEMO_SEED: u64 = 2;
 
 /// After this time without input, a message says that the program waits for standard input.
 const STDIN_TIMEOUT: Duration = Duration::from_secs(2);
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct GenerateArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    #[command(flatten)]
+    pub(crate) template: TemplateArgs,
+    #[command(flatten)]
+    pub(crate) generation: GenerationConfigArgs,
+    #[command(flatten)]
+    pub(crate) system: SystemArgs,
+    #[command(flatten)]
+    pub(crate) thinking: ThinkingArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) messages: MessageArgs,
+}
+
+/// What to generate from.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Prompt")]
+pub(crate) struct PromptArgs {
+    /// Text to answer or continue; several run as one batch
+    ///
+    /// A model with a chat template answers; any other model continues the text. Without --prompt and --prompt-ids
+    /// the text comes from standard input.
+    #[arg(long, short, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) prompt: Vec<String>,
+    /// File with a text to answer or continue; may be repeated
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) file: Vec<PathBuf>,
+    /// Token ids such as 5,6,7 instead of text; several run as one batch
+    #[arg(long, value_name = "IDS", conflicts_with_all = ["prompt", "file", "raw", "system", "no_thinking"])]
+    pub(crate) prompt_ids: Vec<TokenIds>,
+    /// Continue the text as it is, without the chat template
+    #[arg(long, conflicts_with_all = ["system", "no_thinking"])]
+    pub(crate) raw: bool,
+}
+
+/// The format of the output.
+#[derive(Debug, Clone, Copy, Args)]
+#[command(next_help_heading = "Output")]
+pub(crate) struct OutputArgs {
+    #[command(flatten)]
+    pub(crate) format: JsonArgs,
+    /// Sequences for each prompt
+    #[arg(long = "n", value_name = "N", default_value_t = 1)]
+    pub(crate) num_sequences: usize,
+    /// Report the log-probability of each token, and of this many alternatives
+    #[arg(long, value_name = "N", requires = "json", hide_short_help = true)]
+    pub(crate) logprobs: Option<usize>,
+}
 
 /// The command that was typed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

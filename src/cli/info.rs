@@ -13,8 +13,8 @@ use tinyvllm::ops::MemoryBandwidth;
 use tinyvllm::runner::MemoryPlan;
 use tinyvllm::weights::TypeSummary;
 
-use super::args::{EngineArgs, MessageArgs, ModelArgs, PositionalModel};
 use super::console::Console;
+use super::flags::{EngineArgs, MessageArgs, ModelArgs, PositionalModel};
 use super::load::{check_device, merge_model, resolve};
 use super::value::{human_bytes, human_count, parse_bandwidth};
 

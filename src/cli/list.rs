@@ -8,8 +8,8 @@ use clap::Args;
 use serde_json::json;
 use tinyvllm::hub::{HubConfig, inventory};
 
-use super::args::{JsonArgs, MessageArgs};
 use super::console::Console;
+use super::flags::{JsonArgs, MessageArgs};
 use super::table;
 use super::value::{human_age, human_bytes};
 

@@ -8,8 +8,8 @@ use tinyvllm::hub::{self, HubConfig, ModelSource, ResolvedModel, alias};
 use tinyvllm::llm::{Llm, LlmOptions, OpenedDevice};
 use tinyvllm::tokenizer::dropped_in;
 
-use super::args::{EngineArgs, ModelArgs, PositionalModel, TemplateArgs, ThinkingArgs};
 use super::console::Console;
+use super::flags::{EngineArgs, ModelArgs, PositionalModel, TemplateArgs, ThinkingArgs};
 use super::progress::Progress;
 
 /// Size limit of a chat template.

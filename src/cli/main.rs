@@ -10,6 +10,7 @@ mod cache;
 mod chat;
 mod console;
 mod elsewhere;
+mod flags;
 mod generate;
 mod http;
 mod info;

@@ -8,8 +8,8 @@ use anyhow::Context as _;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::args::{JsonArgs, MessageArgs};
 use super::console::Console;
+use super::flags::{JsonArgs, MessageArgs};
 use super::http::{HttpClient, read_body};
 use super::servers::{self, Record, memory_bytes};
 use super::table;

@@ -7,8 +7,8 @@ use clap::Args;
 use clap::error::ErrorKind;
 use tinyvllm::hub::ModelFiles;
 
-use super::args::{MessageArgs, ModelArgs, PositionalModel};
 use super::console::Console;
+use super::flags::{MessageArgs, ModelArgs, PositionalModel};
 use super::load::{merge_model, resolve};
 use super::usage_error;
 

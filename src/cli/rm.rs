@@ -9,8 +9,8 @@ use tinyvllm::Error;
 use tinyvllm::hub::inventory::{Removal, plan_removal};
 use tinyvllm::hub::{HubConfig, ModelSource};
 
-use super::args::{MessageArgs, RevisionArgs};
 use super::console::Console;
+use super::flags::{MessageArgs, RevisionArgs};
 use super::usage_error;
 use super::value::human_bytes;
 

@@ -6,7 +6,8 @@ use clap::Args;
 use clap::error::ErrorKind;
 use tinyvllm::hub::ModelSource;
 
-use super::args::{GenerateArgs, PositionalModel};
+use super::flags::PositionalModel;
+use super::generate::GenerateArgs;
 use super::load::merge_model;
 use super::{generate, usage_error};
 

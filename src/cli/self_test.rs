@@ -11,8 +11,8 @@ use tinyvllm::llm::{DeviceChoice, KernelChoice, LlmOptions, OpenedDevice};
 use tinyvllm::ops::Context;
 use tinyvllm::self_test::{self, Check, Effort, Report};
 
-use super::args::ThreadsArgs;
 use super::console::Console;
+use super::flags::ThreadsArgs;
 use super::load::unused_gpu;
 use super::value::parse_value;
 

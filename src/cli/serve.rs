@@ -16,8 +16,8 @@ use tinyvllm::runner::{available_memory_bytes, check_addresses};
 use tinyvllm_server::{Exit, KvEventsChoice, Milestone, Origin, Server, ServerConfig};
 
 use self::log::{LineLog, LogFormat};
-use super::args::{EngineArgs, GenerationConfigArgs, MessageArgs, ModelArgs, PositionalModel, TemplateArgs};
 use super::console::Console;
+use super::flags::{EngineArgs, GenerationConfigArgs, MessageArgs, ModelArgs, PositionalModel, TemplateArgs};
 use super::interrupt;
 use super::load::{chat_config, engine_options, merge_model, resolve};
 use super::servers::{self, Record};

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use tinyvllm::{Error, ErrorKind};
 
-use super::args::MessageArgs;
 use super::console::Console;
+use super::flags::MessageArgs;
 use super::servers::{self, Record, send_stop};
 
 /// Time for a server to finish its requests and end.

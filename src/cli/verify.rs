@@ -12,8 +12,8 @@ use tinyvllm::ops::KvCacheDType;
 use tinyvllm::sampling::SamplingParams;
 use tinyvllm::{Error, Result};
 
-use super::args::{EngineArgs, MessageArgs, ModelArgs, PositionalModel};
 use super::console::Console;
+use super::flags::{EngineArgs, MessageArgs, ModelArgs, PositionalModel};
 use super::interrupt::Interrupt;
 use super::load::{load, merge_model};
 

@@ -10,6 +10,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
+use clap::Args;
 use serde_json::json;
 use tinyvllm::chat::{AnswerFormat, ChatOptions, Content, Conversation};
 use tinyvllm::engine::{FinishReason, Request};
@@ -20,8 +21,11 @@ use tinyvllm::{Error, ErrorKind};
 use self::command::{Command, Entry, HELP};
 use self::input::Input;
 use super::answer::AnswerRender;
-use super::args::{ChatArgs, JsonArgs, ModelArgs, SamplingArgs, SystemArgs, ThinkingArgs};
 use super::console::{Console, print_error};
+use super::flags::{
+    EngineArgs, GenerationConfigArgs, JsonArgs, MessageArgs, ModelArgs, PositionalModel, SamplingArgs,
+    SystemArgs, TemplateArgs, ThinkingArgs,
+};
 use super::interrupt::Interrupt;
 use super::keyboard::Mode;
 use super::load::{
@@ -31,6 +35,30 @@ use super::progress::telling_prompt;
 use super::render::{Finished, render_request};
 use super::text_file;
 use super::timings::{Summary, Timings, Usage};
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ChatArgs {
+    #[command(flatten)]
+    pub(crate) positional: PositionalModel,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) template: TemplateArgs,
+    #[command(flatten)]
+    pub(crate) generation: GenerationConfigArgs,
+    #[command(flatten)]
+    pub(crate) system: SystemArgs,
+    #[command(flatten)]
+    pub(crate) thinking: ThinkingArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) output: JsonArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) messages: MessageArgs,
+}
 
 /// Runs the command.
 ///

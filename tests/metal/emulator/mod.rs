@@ -403,7 +403,7 @@ impl Gpu for Emulator {
         let memory = launch.threadgroup_memory;
         if self.class != ChipClass::Nvidia
             && memory > MAX_DYNAMIC_MEMORY
-            && !WITH_MORE_MEMORY.contains(&&*function)
+            && !WITH_MORE_MEMORY.iter().any(|name| function.starts_with(name))
         {
             return Err(Error::internal(format!(
                 "{function}: {memory} bytes of threadgroup memory; more than {MAX_DYNAMIC_MEMORY} leave a compiler too little"
@@ -471,8 +471,9 @@ fn checked_range(memory: &Memory, offset: usize, len: usize) -> Result<*mut u8> 
 /// Dynamic threadgroup memory of a launch on an Apple GPU, which has 32 KiB in all: the static memory of a kernel, and what a
 /// compiler adds, have to fit too.
 const MAX_DYNAMIC_MEMORY: usize = 24 << 10;
-/// Kernels without static memory that may take all of it: `choose_experts` does for 512 experts.
-const WITH_MORE_MEMORY: [&str; 1] = ["choose_experts"];
+/// Kernels that may have more, by the beginning of their names. Their static memory is next to nothing: `choose_experts` takes
+/// all for 512 experts, `matvec` keeps the activations of several rows, and `flash_attention` those of a tile.
+const WITH_MORE_MEMORY: [&str; 3] = ["choose_experts", "matvec_", "flash_attention_"];
 
 /// Bindings that Metal would reject, and sizes beyond the emulator's limits.
 fn checked(launch: &Launch<'_>) -> Result<Work, String> {

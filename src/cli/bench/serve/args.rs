@@ -8,7 +8,7 @@ use clap::builder::{BoolishValueParser, RangedU64ValueParser};
 use clap::{ArgAction, Args, ValueEnum};
 
 use super::summary::ServiceLevels;
-use crate::args::MessageArgs;
+use crate::flags::MessageArgs;
 use crate::value::parse_seconds;
 
 /// The flags of `tinyvllm bench serve`.
