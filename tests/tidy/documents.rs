@@ -14,7 +14,7 @@ pub(crate) const MAX_CELL: usize = 200;
 
 /// Flags of other programs that the documents name.
 const FOREIGN_FLAGS: &[(&str, &[&str])] = &[
-    ("cargo", &["--bench", "--features", "--nocapture", "--path", "--release", "--test"]),
+    ("cargo", &["--bench", "--nocapture", "--path", "--release", "--test"]),
     (
         "dynamo",
         &["--discovery-backend", "--event-plane", "--migration-limit", "--model-path", "--router-mode"],
@@ -168,9 +168,11 @@ fn flags_in_documents_exist() {
     let elsewhere = document("src/cli/elsewhere.rs");
     let table = elsewhere.split_once("const FLAGS").unwrap().1.split_once("\n];").unwrap().0;
     own.extend(flags(table).into_iter().map(|(_, flag)| flag));
-    let args = document("src/cli/args.rs");
-    let aliases = args.split(", alias = \"").skip(1).filter_map(|rest| rest.split_once('"'));
-    own.extend(aliases.map(|(alias, _)| format!("--{alias}")));
+    for name in tracked_files().iter().filter(|name| name.starts_with("src/cli/") && name.ends_with(".rs")) {
+        let definitions = document(name);
+        let aliases = definitions.split(", alias = \"").skip(1).filter_map(|rest| rest.split_once('"'));
+        own.extend(aliases.map(|(alias, _)| format!("--{alias}")));
+    }
     let foreign: Vec<&str> = FOREIGN_FLAGS.iter().flat_map(|(_, flags)| *flags).copied().collect();
 
     let mut scripts = Vec::new();
