@@ -232,7 +232,8 @@ impl Compiler {
 
     fn rewrite(&self, text: &str, mode: Mode) -> Result<Rewritten, String> {
         // Kernels for NVIDIA's GPUs use only standard C++.
-        let is_metal = !text.contains("#define FOR_NVIDIA");
+        // What has planted defects is no source to judge.
+        let is_metal = !text.contains("#define FOR_NVIDIA") && !text.contains("is_planted(");
         // The library's headers are the shim's; for the preprocessor remain macros and conditions.
         let text: String = text
             .lines()
