@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Number, Value};
 
 use super::merge::{ANNOTATIONS, EXCEPT, PATTERNS, names};
 use super::numbers::{Bound, compare, same};
@@ -91,13 +91,21 @@ pub(super) const TYPES: [(&str, &[&str]); 6] = [
     ("boolean", &[]),
     ("null", &[]),
 ];
+/// The value of `multipleOf`.
+pub(super) fn divisor(value: &Value) -> Result<&Number> {
+    let number = value.as_number().filter(|number| number.as_f64().is_some_and(|value| value > 0.0));
+    number.ok_or_else(|| wrong("multipleOf", "a number above 0"))
+}
+
 /// A number of items or characters that no answer reaches. Generators of schemas write 2³¹ - 1 for none; more than that
 /// the library does not count.
 const MAX_COUNT: u64 = 1_000_000_000;
 
 /// A number of items or characters, and of larger ones [`MAX_COUNT`], which is the same for any answer.
 pub(super) fn count(keyword: &str, value: &Value) -> Result<u64> {
-    match value.as_u64() {
+    // 2.0 is an integer in a schema.
+    let whole = |value: &f64| value.fract() == 0.0 && *value >= 0.0;
+    match value.as_u64().or_else(|| value.as_f64().filter(whole).map(|value| value as u64)) {
         Some(count) => Ok(count.min(MAX_COUNT)),
         None => Err(wrong(keyword, "an integer of at least 0")),
     }

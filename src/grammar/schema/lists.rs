@@ -5,9 +5,9 @@ use std::cmp::Ordering;
 use serde_json::{Map, Value, json};
 
 use super::counted::Counted;
-use super::keywords::{self, bound, listed, type_of, wrong};
+use super::keywords::{self, bound, divisor, listed, type_of, wrong};
 use super::merge::{PATTERNS, names};
-use super::numbers::is_within;
+use super::numbers::{is_multiple, is_within};
 use super::rules::{Rules, literal};
 use super::text::Text;
 use crate::{Error, Result};
@@ -140,7 +140,8 @@ impl Rules<'_> {
 /// The same fields with the listed values that are valid under the bounds of numbers and the constraints on texts, and
 /// without those constraints.
 pub(super) fn valid_values(mut fields: Fields) -> Result<Fields> {
-    const OF_NUMBERS: [&str; 4] = ["exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum"];
+    const OF_NUMBERS: [&str; 5] =
+        ["exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"];
     const OF_TEXTS: [&str; 5] = ["format", "maxLength", "minLength", "pattern", PATTERNS];
     let has = |names: &[&str]| names.iter().any(|name| fields.contains_key(*name));
     if !has(&OF_NUMBERS) && !has(&OF_TEXTS) {
@@ -148,10 +149,14 @@ pub(super) fn valid_values(mut fields: Fields) -> Result<Fields> {
     }
     let min = bound(&fields, "minimum", "exclusiveMinimum", Ordering::is_ge)?;
     let max = bound(&fields, "maximum", "exclusiveMaximum", Ordering::is_le)?;
+    let divisor = fields.get("multipleOf").map(divisor).transpose()?;
     let text = Text::of(&fields)?;
     let mut is_known = true;
     let is_valid = |value: &&Value| match value {
-        Value::Number(number) => is_within(number, min.as_ref(), max.as_ref()),
+        Value::Number(number) => {
+            is_within(number, min.as_ref(), max.as_ref())
+                && divisor.is_none_or(|divisor| is_multiple(number, divisor))
+        }
         Value::String(string) => {
             let allows = text.as_ref().map_or(Some(false), |text| text.allows(string));
             is_known &= allows.is_some();

@@ -57,6 +57,32 @@ pub(super) fn same(one: &Value, other: &Value) -> bool {
     }
 }
 
+/// Whether a number is a whole multiple of another one that is not 0, exact in the digits of both.
+pub(super) fn is_multiple(number: &Number, divisor: &Number) -> bool {
+    let (Some((digits, exponent)), Some((of, of_exponent))) = (scaled(number), scaled(divisor)) else {
+        return false;
+    };
+    if digits == 0 || of == 0 {
+        return digits == 0;
+    }
+    // Digits without zeros at their end are no multiple of ten.
+    exponent >= of_exponent && (of_exponent..exponent).fold(digits % of, |rest, _| rest * 10 % of) == 0
+}
+
+/// `(digits, exponent)` of a magnitude digits · 10^exponent, without zeros at the end of the digits.
+fn scaled(number: &Number) -> Option<(u128, i32)> {
+    let text = number.to_string();
+    let text = text.trim_start_matches('-');
+    let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let mut digits: u128 = format!("{whole}{fraction}").parse().ok()?;
+    let mut exponent = exponent.parse::<i32>().ok()? - i32::try_from(fraction.len()).ok()?;
+    while digits != 0 && digits.is_multiple_of(10) {
+        (digits, exponent) = (digits / 10, exponent + 1);
+    }
+    Some((digits, exponent))
+}
+
 /// Matches the integers of a range; none if there are none. Without a bound, those of 64 bits.
 ///
 /// # Errors
@@ -342,6 +368,35 @@ mod tests {
     fn is_match(regex: &str, text: &str) -> bool {
         let regex = fancy_regex::Regex::new(&format!("^(?:{regex})$")).unwrap();
         regex.is_match(text).unwrap()
+    }
+
+    #[test]
+    fn multiples_are_exact() {
+        let is = |number: &str, divisor: &str| {
+            is_multiple(&serde_json::from_str(number).unwrap(), &serde_json::from_str(divisor).unwrap())
+        };
+        for (number, divisor) in [
+            ("19.99", "0.01"),
+            ("0.3", "0.1"),
+            ("-9223372036854775808", "4"),
+            ("18446744073709551612", "4"),
+            ("1e300", "7e298"),
+            ("0", "3"),
+            ("-0.0", "0.5"),
+            ("1500", "1.5"),
+        ] {
+            let is_right = divisor != "7e298";
+            assert_eq!(is(number, divisor), is_right, "{number} of {divisor}");
+        }
+        for (number, divisor) in [
+            ("18446744073709551615", "4"),
+            ("9007199254740995", "3"),
+            ("0.35", "0.1"),
+            ("1e-9", "1"),
+            ("5", "10"),
+        ] {
+            assert!(!is(number, divisor), "{number} of {divisor}");
+        }
     }
 
     #[test]

@@ -3,13 +3,13 @@
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Number, Value, json};
 
 use super::super::compiler::MAX_ITEMS;
-use super::keywords::{bound, kinds, listed, percent_decoded, wrong};
+use super::keywords::{self, bound, kinds, listed, percent_decoded, wrong};
 use super::lists::{literals, valid_values};
 use super::merge::{EXCEPT, PATTERNS, merged};
-use super::numbers::{integers, numbers, same};
+use super::numbers::{Bound, integers, numbers, same};
 use super::text::Text;
 use super::{dialects, endless, for_each, pattern};
 use crate::{Error, Result, quoted, shortened};
@@ -333,10 +333,10 @@ impl Rules<'_> {
         for name in &required {
             named.entry(*name).or_insert_with(|| unnamed.clone());
         }
-        let count = |name: &str| fields.get(name).and_then(Value::as_u64);
+        let count = |name| fields.get(name).map(|value| keywords::count(name, value)).transpose();
         let has_patterns = fields.contains_key("patternProperties");
         let num_required = named.keys().filter(|name| required.contains(&name.as_str())).count() as u64;
-        let min = count("minProperties").unwrap_or(0);
+        let min = count("minProperties")?.unwrap_or(0);
         if min > num_required + 1 && (has_patterns || others != false) {
             return Err(Error::invalid_request(format!(
                 "minProperties is {min} in the JSON schema; it can be at most one more than the number of required \
@@ -344,7 +344,7 @@ impl Rules<'_> {
             ))
             .with_hint("name more keys in required"));
         }
-        let max = count("maxProperties");
+        let max = count("maxProperties")?;
         let is_bounded =
             min > num_required || max.is_some_and(|max| max < named.len() as u64 || others != false);
         let patterns = fields.get("patternProperties").and_then(Value::as_object);
@@ -456,9 +456,12 @@ impl Rules<'_> {
     fn number(&mut self, kind: &str, fields: &Fields) -> Result<Option<String>> {
         let min = bound(fields, "minimum", "exclusiveMinimum", Ordering::is_ge)?;
         let max = bound(fields, "maximum", "exclusiveMaximum", Ordering::is_le)?;
-        let divisor = fields.get("multipleOf");
-        let is_whole = kind == "integer" || divisor.and_then(Value::as_f64) == Some(1.0);
+        let divisor = fields.get("multipleOf").map(keywords::divisor).transpose()?;
+        let is_whole = kind == "integer" || divisor.and_then(Number::as_f64) == Some(1.0);
         if let Some(divisor) = divisor.filter(|divisor| divisor.as_f64() != Some(1.0)) {
+            if is_whole && !has_multiple(divisor, min.as_ref(), max.as_ref()) {
+                return Ok(None);
+            }
             let limit = if is_whole { MAX_MULTIPLE } else { MAX_FRACTION };
             let mut leaf = json!({"type": kind, "multipleOf": divisor, "minimum": -limit, "maximum": limit});
             let ends =
@@ -499,6 +502,13 @@ impl Rules<'_> {
                 "{keyword} in the JSON schema cannot be enforced together with the other keywords there"
             ))
             .with_hint("leave it out, or combine the conditions in one schema"));
+        }
+        // The library computes multiples with 64 bits, and ends the process for numbers at their limits.
+        if text.contains("\"multipleOf\"") && largest(&schema) > MAX_MULTIPLE as f64 {
+            return Err(Error::invalid_request(format!(
+                "the JSON schema has multipleOf together with a number beyond {MAX_MULTIPLE}, which cannot be enforced"
+            ))
+            .with_hint("omit multipleOf"));
         }
         if let Value::Object(fields) = &mut schema {
             if let Some(patterns) = fields.remove(PATTERNS) {
@@ -638,5 +648,34 @@ fn either(options: &[String]) -> Option<String> {
         [] => None,
         [one] => Some(one.clone()),
         several => Some(format!("({})", several.join(" | "))),
+    }
+}
+
+/// Whether a range of integers has a multiple of a whole number. True where that is not known.
+fn has_multiple(divisor: &Number, min: Option<&Bound>, max: Option<&Bound>) -> bool {
+    let within = |value: f64| value.abs() <= MAX_MULTIPLE as f64;
+    let end =
+        |bound: Option<&Bound>| bound.and_then(|bound| Some((bound.value.as_f64()?, bound.is_exclusive)));
+    let (Some(of), Some((low, is_low_out)), Some((high, is_high_out))) =
+        (divisor.as_f64(), end(min), end(max))
+    else {
+        return true;
+    };
+    if of.fract() != 0.0 || ![of, low, high].into_iter().all(within) {
+        return true;
+    }
+    let first = (low / of).ceil() * of;
+    let first = if is_low_out && first <= low { first + of } else { first };
+    if is_high_out { first < high } else { first <= high }
+}
+
+/// The largest magnitude of the numbers in a schema.
+fn largest(value: &Value) -> f64 {
+    let of_all = |values: &mut dyn Iterator<Item = &Value>| values.map(largest).fold(0.0, f64::max);
+    match value {
+        Value::Number(number) => number.as_f64().map_or(f64::INFINITY, f64::abs),
+        Value::Array(values) => of_all(&mut values.iter()),
+        Value::Object(fields) => of_all(&mut fields.values()),
+        _ => 0.0,
     }
 }

@@ -39,6 +39,36 @@ fn every_answer_to_random_schemas_is_valid() {
     assert!(num_texts > 600, "{num_texts}");
 }
 
+/// Listed numbers are compared with `multipleOf` digit by digit. The library, which computes with doubles and 64 bits, wrote
+/// others, and ended the process for numbers at the limits of 64 bits.
+#[test]
+fn listed_numbers_are_multiples_to_the_last_digit() {
+    check(
+        &json!({"enum": [18446744073709551615_u64, 18446744073709551612_u64], "multipleOf": 4}),
+        &["18446744073709551612"],
+        &["18446744073709551615", "18446744073709552000"],
+    );
+    check(&json!({"enum": [0.1, 0.25, 0.3], "multipleOf": 0.1}), &["0.1", "0.3"], &["0.25"]);
+    check(&json!({"const": i64::MIN, "multipleOf": 4}), &["-9223372036854775808"], &["-4"]);
+    check(
+        &json!({"anyOf": [{"type": "integer", "minimum": 1, "maximum": 2, "multipleOf": 5}, {"type": "null"}]}),
+        &["null"],
+        &["5", "0"],
+    );
+    let compile = |schema: Value| {
+        let message = compiler(&tokenizer("qwen2")).compile(&GrammarSpec::JsonSchema(schema));
+        message.map(drop).map_err(|error| error.to_string())
+    };
+    let lone = compile(json!({"const": i64::MIN, "multipleOf": 5})).unwrap_err();
+    assert!(!lone.is_empty());
+    let many = json!({"allOf": [{"multipleOf": 4}, {"multipleOf": 6}, {"const": i64::MIN}]});
+    assert!(compile(many).is_err());
+    let odd = compile(json!({"type": "object", "minProperties": "1"})).unwrap_err();
+    assert!(odd.contains("minProperties"), "{odd}");
+    let negative = compile(json!({"const": -5, "multipleOf": -5})).unwrap_err();
+    assert!(negative.contains("multipleOf"), "{negative}");
+}
+
 /// Whether the grammar takes the text from beginning to end.
 fn accepts(grammar: &Grammar, tokenizer: &Tokenizer, text: &str) -> bool {
     let mut state = grammar.start();
