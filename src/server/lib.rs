@@ -357,7 +357,12 @@ impl Server {
                 Some(message) = failed.recv() => break Some(message),
                 wish = signals.next() => match wish {
                     Wish::Stop => break None,
-                    Wish::ReadKeys => read_keys(&app, on_milestone).await,
+                    // The file may be on a drive that does not respond.
+                    Wish::ReadKeys => tokio::select! {
+                        () = read_keys(&app, on_milestone) => {}
+                        () = signals.stop() => break None,
+                        Some(()) = self.stopped.recv() => break None,
+                    },
                 },
                 Some(()) = self.stopped.recv() => break None,
             }
