@@ -235,6 +235,9 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
         Milestone::KeysKept(error) => {
             console.note(format_args!("keeping the previous keys: {error}"));
         }
+        Milestone::PrefixesLost => {
+            console.note("prefixes that were not written yet are lost: writing is too slow");
+        }
     };
     let load =
         Box::new(move |progress: &dyn tinyvllm::llm::LoadProgress| Llm::load(&files, &options, progress));

@@ -5,9 +5,9 @@
 //! whose reader is gone is aborted before the next step. All commands that are there are obeyed before a step, so
 //! requests that were submitted while another one ran join the next one together.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, SyncSender, TrySendError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 
@@ -30,7 +30,7 @@ pub struct Engine {
     model: Arc<ModelLimits>,
     board: Arc<Board>,
     next_id: Arc<AtomicU64>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Engine {
@@ -47,7 +47,7 @@ impl Engine {
             .name("tinyvllm-engine".to_owned())
             .spawn(move || engine_thread.run(&receiver))
             .map_err(|source| Error::io("start the engine's thread", source))?;
-        Ok(Self { commands, config, model, board, next_id, thread: Some(thread) })
+        Ok(Self { commands, config, model, board, next_id, thread: Mutex::new(Some(thread)) })
     }
 
     /// The engine's limits.
@@ -150,6 +150,15 @@ impl Engine {
         answer.recv().map_err(|_| stopped())
     }
 
+    /// Ends all requests and the engine, and waits until prefixes are written to files. Others may still hold it.
+    pub fn shut_down(&self) {
+        // The thread may have ended by itself after a failure.
+        let _ = self.commands.send(Command::Shutdown);
+        if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            let _ = thread.join();
+        }
+    }
+
     fn new_id(&self) -> RequestId {
         RequestId(self.next_id.fetch_add(1, Ordering::Relaxed))
     }
@@ -164,11 +173,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // The thread may have ended by itself after a failure.
-        let _ = self.commands.send(Command::Shutdown);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        self.shut_down();
     }
 }
 

@@ -84,7 +84,8 @@ impl KeyRing {
             current: Mutex::new(none),
             notice: Mutex::default(),
         };
-        ring.read()?;
+        // Now it may be a pipe (`<(command)`).
+        ring.read_with(tinyvllm::files::read_any)?;
         Ok(ring)
     }
 
@@ -98,11 +99,15 @@ impl KeyRing {
         self.file.is_some()
     }
 
-    /// Reloads the file. Returns the number of keys.
+    /// Reloads the file, which must be a regular one: a pipe has been read, or has no writer. Returns the number of keys.
     ///
     /// # Errors
     /// As [`Self::open`]. The old keys stay valid then.
     pub(super) fn read(&self) -> Result<usize> {
+        self.read_with(tinyvllm::files::read)
+    }
+
+    fn read_with(&self, read: fn(&Path, u64) -> std::io::Result<Vec<u8>>) -> Result<usize> {
         let mut keys: Vec<Key> = Vec::new();
         for text in &self.given {
             let secret = text.trim_matches(is_space);
@@ -114,7 +119,8 @@ impl KeyRing {
             keys.push(Key { secret: secret.to_owned(), weight: Weight::default() });
         }
         if let Some(path) = &self.file {
-            let text = tinyvllm::files::read_any_text(path, MAX_FILE_BYTES)
+            let text = read(path, MAX_FILE_BYTES)
+                .and_then(tinyvllm::files::text)
                 .map_err(|source| Error::io(format_args!("cannot read {}", path.display()), source))?;
             let found = parse_file(&text, path)?;
             if found.is_empty() {

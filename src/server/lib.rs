@@ -72,6 +72,8 @@ const NUM_WORKERS: usize = 1;
 const MAX_BLOCKING_THREADS: usize = 8;
 /// Time to send the last bytes of answers.
 const FLUSH_TIME: Duration = Duration::from_secs(2);
+/// Time to end the engine where it keeps prefixes in files. It copies blocks for two seconds at most, and writes them.
+const KEEP_TIME: Duration = Duration::from_secs(4);
 
 /// The server's settings, named as the flags are.
 #[derive(Debug, Clone)]
@@ -202,6 +204,8 @@ pub enum Milestone<'a> {
     KeysRead(usize),
     /// The keys could not be reloaded, and the old ones are still valid.
     KeysKept(&'a Error),
+    /// The server ends before all prefixes are in files.
+    PrefixesLost,
 }
 
 /// Stops a server, from any thread.
@@ -357,7 +361,12 @@ impl Server {
                 Some(message) = failed.recv() => break Some(message),
                 wish = signals.next() => match wish {
                     Wish::Stop => break None,
-                    Wish::ReadKeys => read_keys(&app, on_milestone).await,
+                    // The file may be on a drive that does not respond.
+                    Wish::ReadKeys => tokio::select! {
+                        () = read_keys(&app, on_milestone) => {}
+                        () = signals.stop() => break None,
+                        Some(()) = self.stopped.recv() => break None,
+                    },
                 },
                 Some(()) = self.stopped.recv() => break None,
             }
@@ -384,6 +393,10 @@ impl Server {
             // send.
             let _ = close.send(true);
             let _ = tokio::time::timeout(FLUSH_TIME, close.closed()).await;
+            tokio::select! {
+                () = keep_prefixes(&app, on_milestone) => {}
+                () = signals.stop(), if error.is_none() => return Ok(Exit::AtOnce),
+            }
         }
         match error {
             Some(message) => Err(Error::internal(message).with_hint("start the server again")),
@@ -436,6 +449,18 @@ async fn drain(app: &Arc<App>) {
         let _ = tokio::task::spawn_blocking(move || model.llm.engine().fail_all(error)).await;
     }
     let _ = tokio::time::timeout(FLUSH_TIME, app.idle()).await;
+}
+
+/// Waits until the prefixes are in files. Tasks that are ending may hold the engine longer than this process lives.
+async fn keep_prefixes(app: &App, on_milestone: &mut dyn FnMut(Milestone<'_>)) {
+    let Some(model) = app.model().cloned() else { return };
+    if model.llm.engine().latest_stats().prefix_store.is_none() {
+        return;
+    }
+    let ended = tokio::task::spawn_blocking(move || model.llm.engine().shut_down());
+    if tokio::time::timeout(KEEP_TIME, ended).await.is_err() {
+        on_milestone(Milestone::PrefixesLost);
+    }
 }
 
 /// Loads the model on its own thread. Sends its summary when it is ready for requests.

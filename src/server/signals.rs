@@ -30,9 +30,9 @@ impl Signals {
         }
     }
 
-    /// Returns at the next signal to stop.
+    /// Returns at the next signal to stop. One to reload the keys waits for [`Self::next`].
     pub(super) async fn stop(&mut self) {
-        while self.next().await != Wish::Stop {}
+        self.stop.recv().await;
     }
 }
 

@@ -218,3 +218,31 @@ fn keys_are_read_again_and_what_runs_goes_on() {
     assert!(log.contains("keeping the previous keys") && log.contains("has no key"), "{log}");
     assert!(!log.contains("Bearer") && !log.contains("second\n"), "{log}");
 }
+
+/// A pipe without a writer. The first signal to stop ends the server, whether the keys are refused by then or not.
+#[cfg(unix)]
+#[test]
+fn a_pipe_of_keys_does_not_keep_the_server_from_ending() {
+    use nix::sys::signal::Signal;
+
+    for waits in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys");
+        std::fs::write(&path, "first\n").unwrap();
+        let server = Server::start_with("", |command| {
+            command.arg("--api-key-file").arg(&path);
+        });
+        std::fs::remove_file(&path).unwrap();
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        server.signal(Signal::SIGHUP);
+        let start = std::time::Instant::now();
+        let is_kept = |log: &[String]| log.join("\n").contains("keeping the previous keys");
+        while waits && !is_kept(&server.log()) {
+            assert!(start.elapsed() < super::client::TIMEOUT, "{:?}", server.log());
+        }
+        server.signal(Signal::SIGTERM);
+        let (exit, log) = server.wait();
+        assert!(exit.success(), "{log:?}");
+        assert!(start.elapsed() < super::client::TIMEOUT, "{log:?}");
+    }
+}

@@ -333,6 +333,37 @@ fn an_idle_server_ends_at_once() {
     assert!(fastest < Duration::from_millis(1_500), "{fastest:?}");
 }
 
+/// Connections that are ending hold the engine too: the end waits for the files nevertheless.
+#[cfg(unix)]
+#[test]
+fn prefixes_are_in_files_when_the_server_ends() {
+    for round in 0..6 {
+        let folder = tempfile::tempdir().unwrap();
+        let server = Server::start_with("--max-num-seqs 8 --max-num-batched-tokens 64", |command| {
+            command.arg("--prefix-cache-dir").arg(folder.path());
+        });
+        let words = ["once", "upon", "a", "time", "there", "was", "girl", "forest", "near", "with"];
+        std::thread::scope(|scope| {
+            for seed in 0..16_usize {
+                let server = &server;
+                let words = (0..140).map(move |i| words[(i * i + seed * 31 + i / 7) % words.len()]);
+                let prompt = words.collect::<Vec<_>>().join(" ");
+                let body = json!({"prompt": prompt, "max_tokens": 20, "temperature": 0, "ignore_eos": true});
+                scope.spawn(move || assert_eq!(server.post("/v1/completions", &body).status, 200));
+            }
+        });
+        std::thread::sleep(Duration::from_millis(round * 200));
+        server.signal(nix::sys::signal::Signal::SIGTERM);
+        let (status, log) = server.wait();
+        assert!(status.success(), "{log:?}");
+        let files = std::fs::read_dir(folder.path()).unwrap();
+        let names: Vec<String> =
+            files.map(|file| file.unwrap().file_name().to_string_lossy().into_owned()).collect();
+        assert!(names.iter().any(|name| name.ends_with(".pack")), "{names:?} {log:?}");
+        assert!(!names.iter().any(|name| name.ends_with(".unfinished")), "{names:?} {log:?}");
+    }
+}
+
 #[cfg(unix)]
 #[test]
 fn late_clients_are_answered_or_refused() {
