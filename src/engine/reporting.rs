@@ -59,7 +59,7 @@ impl EngineCore {
             events.push((state.request, Event::Hidden { values }));
             return self.finish(planned.seq, FinishReason::Length, None, false, events);
         }
-        let error = Error::new(ErrorKind::Internal, "the model's hidden states are not numbers");
+        let error = Error::new(ErrorKind::Internal, "the model produced a hidden state with NaN or infinity");
         self.finish(planned.seq, FinishReason::Error, Some(&error), false, events);
     }
 }

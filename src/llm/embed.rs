@@ -8,8 +8,8 @@ impl Llm {
     /// The embedding of each text, in their order: the hidden state of its last token after the model's last norm,
     /// `hidden_size` values that are scaled to length 1, so that the product of two embeddings is their cosine.
     ///
-    /// A model that was trained for embeddings by last-token pooling gives good ones (its card says whether a text needs an
-    /// instruction before it or an end token after it); of other models they are what they have.
+    /// Use a model that was trained for embeddings with last-token pooling. Its card says whether a text needs an instruction
+    /// before it or an end token after it. Other models give vectors too, which compare texts less well.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if the model has no tokenizer; [`ErrorKind::InvalidRequest`] or

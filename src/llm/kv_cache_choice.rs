@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_notice_tells_of_values_that_eight_bits_do_not_hold() {
+    fn a_notice_names_values_that_eight_bits_do_not_hold() {
         let range = |at_least| CachedRange { layer: 3, at_least, at_most: 1e4 };
         assert_eq!(clamped(range(448.0)), None);
         let notice = clamped(range(500.0)).unwrap();

@@ -105,8 +105,8 @@ impl LoadOptions {
     }
 }
 
-/// Loads the weights of a model, or of the [shard](Context::shard) of it that is computed here. `on_progress` is called after each tensor, or more often while weights
-/// are quantised, and from any thread.
+/// Loads the weights of a model, or of the [shard](Context::shard) of it that is computed here. `on_progress` is called after
+/// each tensor, or more often while weights are quantised, and from any thread.
 ///
 /// # Errors
 /// If a tensor is missing, has another shape than `config` says or cannot be read, if the checkpoint has tensors that

@@ -339,7 +339,7 @@ impl Server {
         let notices = Notices::new(Arc::clone(&log));
         let app = App::new(self.config.clone(), self.descriptors, self.keys, is_on_loopback, kv_events, log);
         let app = Arc::new(app);
-        app.tell_of_keys();
+        app.log_key_notice();
         let (close, closing) = watch::channel(false);
         let service = router::router(&app);
         tokio::spawn(connection::accept_all(listener, service, Arc::clone(&app), notices, closing.clone()));
@@ -428,7 +428,7 @@ async fn read_keys(app: &Arc<App>, on_milestone: &mut dyn FnMut(Milestone<'_>)) 
     let result = tokio::task::spawn_blocking(move || reader.keys.read()).await;
     match result.unwrap_or_else(|_| Err(Error::internal("reloading the keys failed without a message"))) {
         Ok(num_keys) => {
-            app.tell_of_keys();
+            app.log_key_notice();
             on_milestone(Milestone::KeysRead(num_keys));
         }
         Err(error) => on_milestone(Milestone::KeysKept(&error)),

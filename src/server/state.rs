@@ -116,7 +116,7 @@ impl App {
     }
 
     /// Logs what is remarkable about the key file that was read last.
-    pub(super) fn tell_of_keys(&self) {
+    pub(super) fn log_key_notice(&self) {
         if let Some(notice) = self.keys.take_notice() {
             self.log.notice(&notice);
         }

@@ -239,6 +239,7 @@ fn a_pipe_of_keys_does_not_keep_the_server_from_ending() {
         let is_kept = |log: &[String]| log.join("\n").contains("keeping the previous keys");
         while waits && !is_kept(&server.log()) {
             assert!(start.elapsed() < super::client::TIMEOUT, "{:?}", server.log());
+            std::thread::sleep(std::time::Duration::from_millis(10));
         }
         server.signal(Signal::SIGTERM);
         let (exit, log) = server.wait();

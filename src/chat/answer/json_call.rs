@@ -148,8 +148,7 @@ impl JsonCall {
         &self.raw
     }
 
-    /// The same: all of it if the call has not begun, otherwise the text after its arguments or
-    /// the text that broke them.
+    /// The same, taken: all of the text if the call has not begun, otherwise what follows its arguments or broke them.
     pub(super) fn into_raw(self) -> String {
         self.raw
     }

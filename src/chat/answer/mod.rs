@@ -3,7 +3,8 @@
 //! Models write all three as one text, each family in its own way. An [`AnswerParser`] separates that text while it is
 //! streamed. Invariants: it works character by character, so chunks of any size give the same result; only markers are
 //! removed from the model's text, because a malformed call is content; a call that is cut off after its name was emitted
-//! keeps the rest as its arguments, and one that is cut off before is dropped; no text makes it fail. It does not depend on tokens or HTTP.
+//! keeps the rest as its arguments, and one that is cut off before is dropped; no text makes it fail. It does not depend on
+//! tokens or HTTP.
 
 mod calls;
 mod channels;

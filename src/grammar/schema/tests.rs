@@ -60,7 +60,7 @@ fn listed_numbers_are_multiples_to_the_last_digit() {
         message.map(drop).map_err(|error| error.to_string())
     };
     let lone = compile(json!({"const": i64::MIN, "multipleOf": 5})).unwrap_err();
-    assert!(!lone.is_empty());
+    assert!(lone.contains("no value"), "{lone}");
     let many = json!({"allOf": [{"multipleOf": 4}, {"multipleOf": 6}, {"const": i64::MIN}]});
     assert!(compile(many).is_err());
     let odd = compile(json!({"type": "object", "minProperties": "1"})).unwrap_err();

@@ -5,8 +5,8 @@ use crate::Result;
 use crate::ops::Matrix;
 
 impl Loader<'_> {
-    /// The matrix `name` of the shape `[rows, cols]`, which every rank has whole; none if there is no such tensor or it is a copy of `original`,
-    /// which then replaces it.
+    /// The matrix `name` of the shape `[rows, cols]`, which every rank has whole; none if there is no such tensor or it is a
+    /// copy of `original`, which then replaces it.
     ///
     /// # Errors
     /// As [`Self::matrix`].
