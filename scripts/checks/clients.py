@@ -89,8 +89,8 @@ def check_anthropic(anthropic, url, key, model):
 
     # Thinking is accepted whether or not the template knows it.
     thinking = {"type": "enabled", "budget_tokens": 1024}
-    greedy = dict(model=model, max_tokens=64, temperature=0, messages=messages[:1])
-    assert client.messages.create(**greedy, thinking=thinking).content
+    last = dict(model=model, max_tokens=64, messages=messages[:1], **greedy)
+    assert client.messages.create(**last, thinking=thinking).content
 
     one = dict(model=model, max_tokens=1)
     image = {"type": "image", "source": {"type": "url", "url": "http://169.254.169.254/"}}
@@ -102,7 +102,7 @@ def check_anthropic(anthropic, url, key, model):
     expect(anthropic.AuthenticationError, lambda: wrong.messages.create(messages=messages[:1], **one))
     bearer = anthropic.Anthropic(base_url=url, auth_token=key, max_retries=0)
     # A drawn answer may be empty.
-    assert bearer.messages.create(**greedy).content
+    assert bearer.messages.create(**last).content
 
 
 def check_chat_model(llm):
