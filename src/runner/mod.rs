@@ -2,7 +2,9 @@
 
 mod available_memory;
 mod cache_blocks;
+mod device_sampling;
 mod draft_model;
+mod host_sampling;
 mod memory;
 mod model_runner;
 mod mtp;
