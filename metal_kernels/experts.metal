@@ -2,6 +2,7 @@
 //
 // One simdgroup per token computes its experts from the router's logits. One threadgroup then groups tokens by expert
 // with a counting sort, which keeps their order. In a step of few tokens, the same threadgroup does both in one launch.
+// The choices of a single token are groups without sorting.
 
 #include "gated.h"
 #include "groups.h"
@@ -180,6 +181,17 @@ inline void group_rows(
     const uint num_experts = a.num_experts + a.num_shared;
     const uint per_token = a.num_chosen + a.num_shared;
     const uint num_choices = a.num_rows * per_token;
+    if (a.num_rows == 1) {
+        // A token's choices are different experts, so each is a group already.
+        if (thread_index < num_choices) {
+            slots[thread_index] = thread_index;
+            rows[thread_index] = 0;
+            groups[thread_index].matrix = experts[thread_index];
+            groups[thread_index].first_slot = thread_index;
+            groups[thread_index].num_rows = 1;
+        }
+        return;
+    }
     const uint segment_len = (num_choices + NUM_THREADS - 1) / NUM_THREADS * LANES;
     const uint num_segments = (num_choices + segment_len - 1) / segment_len;
     threadgroup uint* own = tables + group * num_experts;

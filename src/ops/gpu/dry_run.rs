@@ -178,8 +178,8 @@ impl GpuBackend {
     }
 }
 
-/// A kernel of each library, then the second of each, and so on: the first of each waits for its library, and threads
-/// should not wait for the same one.
+/// A kernel of each library, then the second of each, and so on: on some devices neighbours of a library wait for the same
+/// text, which one thread compiles.
 fn in_turns(mut kernels: Vec<(Kernel, Flags)>) -> Vec<(Kernel, Flags)> {
     kernels.sort_by_cached_key(|(kernel, flags)| (kernel.function(), *flags));
     let mut num_before: HashMap<&str, usize> = HashMap::new();

@@ -234,6 +234,14 @@ impl Compiler {
         // Kernels for NVIDIA's GPUs use only standard C++.
         // What has planted defects is no source to judge.
         let is_metal = !text.contains("#define FOR_NVIDIA") && !text.contains("is_planted(");
+        rewrite(&self.preprocess(text)?, mode, is_metal)
+    }
+
+    /// The text that is left of a library by the preprocessor.
+    ///
+    /// # Errors
+    /// Its messages.
+    pub(crate) fn preprocess(&self, text: &str) -> Result<String, String> {
         // The library's headers are the shim's; for the preprocessor remain macros and conditions.
         let text: String = text
             .lines()
@@ -261,10 +269,9 @@ impl Compiler {
         let writer = std::thread::spawn(move || input.map(|mut input| input.write_all(text.as_bytes())));
         let output = child.wait_with_output().map_err(|error| error.to_string())?;
         drop(writer.join());
-        if !output.status.success() {
-            return Err(String::from_utf8_lossy(&output.stderr).into_owned());
-        }
-        rewrite(&String::from_utf8_lossy(&output.stdout), mode, is_metal)
+        let said = if output.status.success() { &output.stdout } else { &output.stderr };
+        let said = String::from_utf8_lossy(said).into_owned();
+        if output.status.success() { Ok(said) } else { Err(said) }
     }
 
     fn command(&self) -> Command {

@@ -199,6 +199,19 @@ impl Emulator {
         Ok(self.object(library)?.kernels().map(str::to_owned).collect())
     }
 
+    /// The kernels that a device compiles together with this instance of a template, or those that are none, by what the
+    /// preprocessor leaves of the library.
+    ///
+    /// # Errors
+    /// The preprocessor's messages about the library.
+    pub(crate) fn kernels_with(&self, library: &Library, instance: Option<&str>) -> Result<Vec<String>> {
+        let text = self.compiler.preprocess(&library.text_of(instance)).map_err(Error::internal)?;
+        let named = text.split("[[host_name(\"").skip(1).filter_map(|rest| rest.split('"').next());
+        let names = named.map(str::to_owned);
+        let plain = self.kernels(library)?.into_iter().filter(|kernel| library.is_plain(kernel));
+        Ok(names.chain(plain).collect())
+    }
+
     /// The barriers of a library.
     ///
     /// # Errors

@@ -72,6 +72,20 @@ impl Library {
         expand(&self.file(), self.source, &mut included, &mut text);
         text
     }
+
+    /// Whether this kernel is no instance of a template. Every text has it.
+    #[must_use]
+    pub fn is_plain(&self, kernel: &str) -> bool {
+        self.source.contains(&format!("\n[[kernel]] void {kernel}("))
+    }
+
+    /// [`Self::text`] with one instance of a template, or none, instead of all: compiling all takes many times as
+    /// long.
+    #[must_use]
+    pub fn text_of(&self, instance: Option<&str>) -> String {
+        let wanted = instance.map(|name| format!("#define WANTED_{name} 0, 1\n")).unwrap_or_default();
+        format!("#define SELECTS\n{wanted}{}", self.text())
+    }
 }
 
 /// Inserts each header once, where it is first included.

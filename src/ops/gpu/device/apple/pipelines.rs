@@ -1,6 +1,7 @@
-//! Kernels compiled for this device: once per library, and once per function and constants.
+//! Kernels compiled for this device: a text for each instance of a template and one for the other kernels of a library,
+//! then once per function and constants.
 //!
-//! Several threads may request the same kernel. Each library and each kernel has a slot; the first thread compiles, and
+//! Several threads may request the same kernel. Each text and each kernel has a slot; the first thread compiles, and
 //! the others wait for that slot only, because compilation takes seconds and does not hold the lock of the lists.
 
 use std::collections::HashMap;
@@ -32,7 +33,8 @@ type Key = (&'static str, String, Vec<Constant>);
 
 #[derive(Default)]
 struct Cache {
-    libraries: HashMap<&'static str, Slot<metal::Library>>,
+    /// By the library's name and the instance that its text has.
+    texts: HashMap<(&'static str, Option<String>), Slot<metal::Library>>,
     pipelines: HashMap<Key, Slot<Pipeline>>,
     kernels: Vec<Arc<Kernel>>,
 }
@@ -56,13 +58,14 @@ impl Pipelines {
         constants: &[Constant],
     ) -> Result<Pipeline> {
         let key = (library.name, function.to_owned(), constants.to_vec());
-        let (library_slot, slot) = {
+        let instance = (!library.is_plain(function)).then_some(function);
+        let (text_slot, slot) = {
             let mut cache = self.lock();
-            let library_slot = Arc::clone(cache.libraries.entry(library.name).or_default());
-            (library_slot, Arc::clone(cache.pipelines.entry(key).or_default()))
+            let text_slot = cache.texts.entry((library.name, instance.map(str::to_owned))).or_default();
+            (Arc::clone(text_slot), Arc::clone(cache.pipelines.entry(key).or_default()))
         };
         let compiled = slot.get_or_init(|| {
-            let compiled = library_slot.get_or_init(|| self.library(library)).as_ref()?;
+            let compiled = text_slot.get_or_init(|| self.library(library, instance)).as_ref()?;
             let kernel = self.compile(library, compiled, function, constants)?;
             let limits = kernel.limits;
             let mut cache = self.lock();
@@ -77,8 +80,9 @@ impl Pipelines {
         kernel.ok_or_else(|| Error::internal("a pipeline of another device was given to this one"))
     }
 
-    fn library(&self, library: &Library) -> Result<metal::Library, String> {
-        let compiled = self.device.new_library_with_source(&library.text(), Some(&compile_options()));
+    fn library(&self, library: &Library, instance: Option<&str>) -> Result<metal::Library, String> {
+        let text = library.text_of(instance);
+        let compiled = self.device.new_library_with_source(&text, Some(&compile_options()));
         compiled.map_err(|error| metal_message(format!("{}.metal does not compile", library.name), error))
     }
 
