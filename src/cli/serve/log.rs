@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use tinyvllm_server::{AccessLog, AccessRecord};
 
-use super::super::console::Console;
+use super::super::console::{Console, json_notice};
 
 /// Log lines that may wait for standard error. Further lines are dropped.
 const MAX_WAITING_LINES: usize = 4_096;
@@ -61,7 +61,7 @@ impl AccessLog for LineLog {
         let Some(commands) = &self.commands else { return };
         let line = match self.format {
             LogFormat::Text => format!("note: {message}"),
-            LogFormat::Json => serde_json::json!({"notice": message}).to_string(),
+            LogFormat::Json => json_notice(message),
         };
         let _ = commands.try_send(LogCommand::Write(line));
     }
