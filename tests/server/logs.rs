@@ -78,3 +78,16 @@ fn every_line_of_the_log_is_a_json_object() {
         assert!(records.iter().any(ends), "{name} in {whole}");
     }
 }
+
+#[test]
+fn an_error_that_ends_the_program_is_a_json_object_too() {
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_tinyvllm"))
+        .args(["serve", "--port", "0", "--log-format", "json", "--model", "missing/model.gguf"])
+        .output()
+        .unwrap();
+    let log = String::from_utf8(output.stderr).unwrap();
+    let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let last = lines.last().unwrap();
+    assert!(last["error"].as_str().unwrap().contains("missing/model.gguf"), "{log}");
+    assert!(lines.iter().all(|line| line["time"].is_f64()), "{log}");
+}
