@@ -1,10 +1,13 @@
 //! Output: results to standard output, everything else to standard error.
 //!
-//! Only this file decides whether a line is printed (`--quiet`, `--verbose`) and whether it has colours (on a
-//! terminal, without `NO_COLOR`).
+//! Only this file decides whether a line is printed (`--quiet`, `--verbose`), whether it has colours (on a
+//! terminal, without `NO_COLOR`), and whether it is JSON (`--log-format json`).
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::json;
 
 use super::flags::MessageArgs;
 
@@ -21,6 +24,8 @@ enum Verbosity {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Console {
     verbosity: Verbosity,
+    /// Whether each line is a JSON object.
+    is_json: bool,
 }
 
 /// The style of a word on a terminal.
@@ -41,7 +46,17 @@ impl Console {
             (false, false) => Verbosity::Normal,
             (false, true) => Verbosity::Verbose,
         };
-        Self { verbosity }
+        Self { verbosity, is_json: false }
+    }
+
+    /// The same, with lines that are JSON objects if `is_json`.
+    pub(crate) fn in_json(self, is_json: bool) -> Self {
+        Self { is_json, ..self }
+    }
+
+    /// Whether progress bars are drawn.
+    pub(crate) fn draws_progress(self) -> bool {
+        !self.is_quiet() && !self.is_json && io::stderr().is_terminal()
     }
 
     /// Whether progress and summaries are printed.
@@ -57,31 +72,66 @@ impl Console {
     /// Prints a line about the run, unless quiet.
     pub(crate) fn note(self, line: impl Display) {
         if self.verbosity >= Verbosity::Normal {
-            write_message(&line);
+            self.write(&line);
         }
     }
 
     /// Prints the reply to a command, even if quiet.
     pub(crate) fn reply(self, line: impl Display) {
-        write_message(&line);
+        self.write(&line);
     }
 
     /// Prints a line with --verbose only.
     pub(crate) fn detail(self, line: impl Display) {
         if self.verbosity >= Verbosity::Verbose {
-            write_message(&paint(&line.to_string(), Style::Dim, &io::stderr()));
+            match self.is_json {
+                true => self.write(&line),
+                false => write_message(&paint(&line.to_string(), Style::Dim, &io::stderr())),
+            }
         }
     }
+
+    /// Prints an error that ends the program, even if quiet.
+    pub(crate) fn fail(self, error: &anyhow::Error) {
+        match self.is_json {
+            true => {
+                let line = json!({"time": unix_time(), "error": message(error), "hint": hint(error)});
+                write_message(&line);
+            }
+            false => print_error(error),
+        }
+    }
+
+    fn write(self, text: &dyn Display) {
+        match self.is_json {
+            true => text.to_string().lines().for_each(|line| write_message(&json_notice(line))),
+            false => write_message(text),
+        }
+    }
+}
+
+/// A line of a log in JSON.
+pub(crate) fn json_notice(text: &str) -> String {
+    json!({"time": unix_time(), "notice": text}).to_string()
+}
+
+/// Seconds since 1970.
+fn unix_time() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
 }
 
 /// Prints `error: …` and, after an empty line, `hint: …`, even if quiet.
 pub(crate) fn print_error(error: &anyhow::Error) {
     let stderr = io::stderr();
     write_message(&format_args!("{} {}", paint("error:", Style::Error, &stderr), message(error)));
-    let hint = error.downcast_ref::<tinyvllm::Error>().and_then(|error| error.hint());
-    if let Some(hint) = hint {
+    if let Some(hint) = hint(error) {
         write_message(&format_args!("\n{} {hint}", paint("hint:", Style::Bold, &stderr)));
     }
+}
+
+/// The way out of an error.
+fn hint(error: &anyhow::Error) -> Option<&str> {
+    error.downcast_ref::<tinyvllm::Error>().and_then(|error| error.hint())
 }
 
 /// The contexts of an error and its cause. The library's messages include their own causes, so the chain ends

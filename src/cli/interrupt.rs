@@ -2,7 +2,7 @@
 //!
 //! If nothing is being generated, for instance during a download, the first one ends the program.
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Context as _;
@@ -80,6 +80,8 @@ impl Drop for Guard<'_> {
 #[expect(clippy::exit, reason = "the main thread may be in the middle of a step that takes seconds")]
 pub(crate) fn exit_now() -> ! {
     // Ends the line of a progress bar or an answer.
-    let _ = io::Write::write_all(&mut io::stderr(), b"\n");
+    if io::stderr().is_terminal() {
+        let _ = io::Write::write_all(&mut io::stderr(), b"\n");
+    }
     std::process::exit(EXIT_CODE.into())
 }

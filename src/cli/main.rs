@@ -55,10 +55,12 @@ pub(crate) fn main() -> ExitCode {
     let matches = command
         .try_get_matches_from(words.words)
         .unwrap_or_else(|error| elsewhere::as_typed(error, &words.renamed).exit());
-    if !words.not_needed.is_empty() && !is_quiet(&matches) {
-        Console::default().note(format_args!("ignored: {}", words.not_needed.join(", ")));
-    }
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let logs_json = matches!(&cli.command, Some(Command::Serve(args)) if args.logs_json());
+    let console = Console::default().in_json(logs_json);
+    if !words.not_needed.is_empty() && !is_quiet(&matches) {
+        console.note(format_args!("ignored: {}", words.not_needed.join(", ")));
+    }
     match obey(&cli) {
         Ok(code) => code,
         // The reader has enough: `tinyvllm … | head -1` is not an error.
@@ -67,7 +69,7 @@ pub(crate) fn main() -> ExitCode {
             if let Some(usage) = error.downcast_ref::<clap::Error>() {
                 usage.exit();
             }
-            console::print_error(&error);
+            console.fail(&error);
             ExitCode::FAILURE
         }
     }

@@ -1,7 +1,6 @@
 //! Progress of downloads, loading and prompts, on standard error if it is a terminal.
 
 use std::fmt;
-use std::io::IsTerminal;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -43,7 +42,7 @@ impl Loading {
 
 impl Progress {
     pub(crate) fn new(console: Console) -> Self {
-        let is_visible = !console.is_quiet() && std::io::stderr().is_terminal();
+        let is_visible = console.draws_progress();
         let (bar, loading) = (Mutex::new(ProgressBar::hidden()), Mutex::default());
         Self { console, is_visible, bar, loading }
     }
@@ -177,7 +176,7 @@ pub(crate) fn telling_prompt(
     console: Console,
     events: impl Iterator<Item = TextEvent>,
 ) -> impl Iterator<Item = TextEvent> {
-    let is_visible = !console.is_quiet() && std::io::stderr().is_terminal();
+    let is_visible = console.draws_progress();
     let mut bar: Option<ProgressBar> = None;
     events.inspect(move |event| match event {
         TextEvent::PromptProgress { progress } if is_visible => {

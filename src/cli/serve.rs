@@ -165,6 +165,13 @@ struct ServerArgs {
     disable_access_log: bool,
 }
 
+impl ServeArgs {
+    /// Whether each line on standard error is a JSON object.
+    pub(crate) fn logs_json(&self) -> bool {
+        self.server.log_format == LogFormat::Json
+    }
+}
+
 /// The values of one flag.
 type Origins = Vec<Origin>;
 
@@ -173,7 +180,7 @@ type Origins = Vec<Origin>;
 /// # Errors
 /// If the port is in use, the model cannot be downloaded or loaded, or the engine fails.
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
-    let console = Console::new(args.messages);
+    let console = Console::new(args.messages).in_json(args.logs_json());
     check_addresses()?;
     let model = merge_model(&args.positional, &args.model)?;
     let chat = ChatConfig {

@@ -17,6 +17,10 @@ const FRACTION_WITH_EXPERT_FILE: f64 = 0.25;
 /// A context that is worth more than experts in memory, in tokens.
 const USEFUL_CONTEXT: usize = 4_096;
 
+/// Most unfinished requests of the engine. It refuses whoever comes last, so this is beyond the limits that callers
+/// set: they know which clients have how many.
+const MAX_NUM_REQUESTS: usize = 1 << 20;
+
 /// Properties of the model and the machine, known before loading.
 #[derive(Debug, Clone, Copy)]
 pub struct MemoryDemand {
@@ -322,7 +326,7 @@ fn plan_with(
         windows,
         enable_prefix_caching: limits.enable_prefix_caching,
         num_scheduler_steps: limits.num_scheduler_steps,
-        max_num_requests: 1_024,
+        max_num_requests: MAX_NUM_REQUESTS,
         step_cost: demand.step_cost,
         prompt_group: demand.prompt_group,
         speculative: limits.speculative,

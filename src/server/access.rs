@@ -23,6 +23,7 @@ use super::error::{ApiError, for_anthropic, for_ollama};
 use super::half_closed::Answering;
 use super::ignored;
 use super::state::{Active, App};
+use tinyvllm::shortened;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_ID_BYTES: usize = 128;
@@ -41,9 +42,10 @@ pub struct AccessRecord {
     pub time: f64,
     /// The id in the answer's header.
     pub request_id: String,
-    /// The HTTP method.
+    /// The HTTP method; of a long one the beginning and the length.
     pub method: String,
-    /// The path without its query, percent-encoded as the client sent it.
+    /// The path without its query, percent-encoded as the client sent it; of a long one the beginning and the
+    /// length.
     pub path: String,
     /// The status; 499 if the client disconnected before there was one.
     pub status: u16,
@@ -159,6 +161,9 @@ impl Drop for Line {
             }
         });
         self.app.http.count(&record.path, record.status);
+        for text in [&mut record.method, &mut record.path] {
+            *text = shortened(text).into_owned();
+        }
         record.tokens = *self.note.tokens.lock().unwrap_or_else(PoisonError::into_inner);
         self.app.log.record(record);
     }

@@ -5,12 +5,11 @@
 //! because the request keeps what was read. A charge beyond the limit is refused, so that small messages
 //! cannot take more memory than there is.
 //!
-//! All requests of one key, or of one client without a key, may take at most three quarters of the account,
-//! so that no client can take all of it.
+//! All requests of one key, or of one client without a key, may take at most three quarters of what those of
+//! others leave. So no client can take all of it, and several together cannot either.
 //!
 //! Work on a blocking thread runs within [`charging`]. Whatever it reads is charged to its request, at the
 //! place where the memory is allocated.
-//! request, wherever in it memory is taken.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -32,7 +31,7 @@ const DEFAULT_FRACTION: u64 = 8;
 const SMALL_BYTES: usize = 256 << 10;
 /// The account divided by this is reserved for small requests.
 const SMALL_DIVISOR: usize = 8;
-/// The account divided by this is out of reach for any single client.
+/// What other clients leave, divided by this, is out of reach for a client.
 const OTHERS_DIVISOR: usize = 4;
 /// After a request of this size, free memory is returned to the system. The allocator would keep it.
 const LARGE_BYTES: usize = 8 << 20;
@@ -144,16 +143,18 @@ impl RequestMemory {
             0..=SMALL_BYTES => self.limit,
             _ => self.limit - self.limit / SMALL_DIVISOR,
         };
-        let most_of_group = group.map_or(most, |_| most.min(self.limit - self.limit / OTHERS_DIVISOR));
-        if wanted > most_of_group {
-            return Err(ApiError::request_too_large(most_of_group, self.limit));
+        let within = |bytes: usize| group.map_or(most, |_| most.min(bytes - bytes / OTHERS_DIVISOR));
+        if wanted > within(self.limit) {
+            return Err(ApiError::request_too_large(within(self.limit), self.limit));
         }
         let mut used = self.lock();
         let (all, of_group) = (used.total, used.of(group));
+        let most_of_group = within(self.limit.saturating_sub(all - of_group));
         if of_group.saturating_add(num_bytes) > most_of_group {
             return Err(ApiError::busy(format!(
                 "this client's requests use {of_group} bytes of memory, and this one needs {num_bytes} more; the \
-                 limit for one client is {most_of_group}, of {} for all (--max-request-memory); send it again",
+                 limit is {most_of_group} for one client next to the others, and {} for all \
+                 (--max-request-memory); send it again",
                 self.limit
             )));
         }
@@ -383,6 +384,25 @@ mod tests {
         drop((light, other));
         assert_eq!(account.used(), 0);
         assert!(account.lock().groups.is_empty());
+    }
+
+    /// Also small requests, for which the last part is reserved.
+    #[test]
+    fn several_clients_together_leave_memory_for_another() {
+        let account = Arc::new(RequestMemory::new(64 << 20));
+        let mut held = Vec::new();
+        for number in 0..4 {
+            for size in [8 << 20, SMALL_BYTES, 4 << 10] {
+                loop {
+                    let mut charge = Charge::of(&account, ClientId(number));
+                    if charge.add(size).is_err() {
+                        break;
+                    }
+                    held.push(charge);
+                }
+            }
+        }
+        Charge::of(&account, ClientId(9)).add(128 << 10).unwrap();
     }
 
     #[test]

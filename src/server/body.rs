@@ -50,11 +50,17 @@ impl JsonBody {
     }
 }
 
-/// Reads a JSON body.
+/// A body as it was sent.
+pub(super) struct SentBody {
+    body: JsonBody,
+    is_packed: bool,
+}
+
+/// Receives a JSON body.
 ///
 /// # Errors
 /// 415, 413, 408, 429 if requests take too much memory, 400 if the body breaks off.
-pub(super) async fn read(app: &App, request: Request<Body>) -> Result<JsonBody, ApiError> {
+pub(super) async fn receive(app: &App, request: Request<Body>) -> Result<SentBody, ApiError> {
     let client = Client::of(&request)?;
     let (head, body) = request.into_parts();
     require_json(&head)?;
@@ -67,13 +73,24 @@ pub(super) async fn read(app: &App, request: Request<Body>) -> Result<JsonBody, 
     if let Some(answering) = head.extensions.get::<Answering>() {
         answering.begin(head.version);
     }
-    if !is_packed {
-        return Ok(body);
+    Ok(SentBody { body, is_packed })
+}
+
+impl SentBody {
+    /// The text, unpacked in the client's turn if it is packed.
+    ///
+    /// # Errors
+    /// 413, 429 if requests take too much memory, 400 if it cannot be unpacked.
+    pub(super) async fn unpacked(self, app: &App, client: &Client) -> Result<JsonBody, ApiError> {
+        let Self { body, is_packed } = self;
+        if !is_packed {
+            return Ok(body);
+        }
+        let (limit, account) = (app.config.max_body_bytes, Arc::clone(&app.request_memory));
+        let (group, timeout) = (client.group, app.config.body_timeout);
+        // Megabytes take long to unpack.
+        app.preparation.run(client, move || unpack(&body.bytes, limit, timeout, &account, group)).await?
     }
-    let (limit, account) = (app.config.max_body_bytes, Arc::clone(&app.request_memory));
-    // Megabytes take long to parse.
-    let group = client.group;
-    app.preparation.run(&client, move || unpack(&body.bytes, limit, timeout, &account, group)).await?
 }
 
 /// Whether the body is packed with gzip.

@@ -52,8 +52,8 @@ const LINGER: Duration = Duration::from_millis(500);
 /// Time for the first request of a new connection when the server stops.
 const GREETING_TIME: Duration = Duration::from_millis(250);
 
-/// Connections beyond the limit, for monitoring, unless the system allows fewer. One address may have half of
-/// them.
+/// Connections beyond the limit, for monitoring, unless the system allows fewer. One address may have a third of
+/// them, and two at least: one that is closing counts.
 pub(super) const RESERVE: usize = 64;
 /// Time for a request on a reserved connection to arrive.
 const RESERVE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -138,6 +138,7 @@ pub(super) async fn accept_all(
     let budget = app.descriptors.budget;
     let (slots, reserve) =
         (Arc::new(Semaphore::new(budget.connections)), Arc::new(Semaphore::new(budget.reserve)));
+    let most_of_reserve = (budget.reserve / 3).max(2);
     let counts = Counts::default();
     loop {
         let next = async {
@@ -176,7 +177,7 @@ pub(super) async fn accept_all(
         });
         let permit = ordinary.or_else(|| {
             let spare = spare.or_else(|| Arc::clone(&reserve).try_acquire_owned().ok())?;
-            ConnectionPermit::take(Peer { address, is_reserve: true }, budget.reserve / 2, &counts, spare)
+            ConnectionPermit::take(Peer { address, is_reserve: true }, most_of_reserve, &counts, spare)
         });
         // An address that has all of them, and the reserve, gets no answer.
         let Some(permit) = permit else { continue };

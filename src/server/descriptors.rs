@@ -105,9 +105,9 @@ impl DescriptorBudget {
         let reserve = (left / 8).clamp(MIN_CONNECTIONS, self.reserve);
         let peers = (left / 4).max(MIN_CONNECTIONS).min(self.peers);
         let connections = (left - reserve - peers).min(self.connections);
-        // One address gets at most half of the reduced number, unless it may have all connections, as a proxy
-        // does.
-        let most = if self.per_address >= self.connections { connections } else { connections / 2 };
+        // One address gets at most a third of the reduced number, so that two leave as many for others, unless
+        // it may have all connections, as a proxy does.
+        let most = if self.per_address >= self.connections { connections } else { connections / 3 };
         let per_address = self.per_address.min(most);
         Some(Self { connections, per_address, reserve, peers })
     }
@@ -172,11 +172,12 @@ mod tests {
                     assert!(per_address >= 1 && (peers > 0) == (wanted.peers > 0), "{budget:?}");
                     let may_have_all = wanted.per_address >= wanted.connections;
                     assert_eq!(per_address >= connections, may_have_all, "{budget:?}");
+                    assert!(may_have_all || 2 * per_address < connections, "{budget:?}");
                 }
                 assert_eq!(wanted.within(wanted.least(num_open) - 1, num_open), None);
             }
         }
         let budget = WANTED.within(1_024, 10).unwrap();
-        assert_eq!(budget, DescriptorBudget { connections: 601, per_address: 300, reserve: 64, peers: 221 });
+        assert_eq!(budget, DescriptorBudget { connections: 601, per_address: 200, reserve: 64, peers: 221 });
     }
 }

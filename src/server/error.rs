@@ -238,7 +238,10 @@ impl ApiError {
     /// The head of a request cannot be read: 431 if it is too large, otherwise hyper's status, mostly 400.
     pub(super) fn broken_head(status: u16) -> Self {
         let (status, message) = match status {
-            431 => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "the head of the request is too large"),
+            431 => (
+                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                "the head of the request is too large, or has too many fields, or announces a body that is too large",
+            ),
             414 => (StatusCode::URI_TOO_LONG, "the path of the request is too long"),
             _ => (StatusCode::BAD_REQUEST, "this is not a valid HTTP/1.1 request"),
         };
@@ -294,7 +297,8 @@ impl ApiError {
         }})
     }
 
-    /// Renames a parameter, for an interface with another name for it.
+    /// Renames a parameter, for an interface with another name for it. A name that is also an English word is
+    /// renamed at the beginning of the message only.
     #[must_use]
     pub(super) fn renamed(mut self, from: &str, to: &'static str) -> Self {
         if self.param.as_deref() == Some(from) {
@@ -302,6 +306,15 @@ impl ApiError {
             if let Some(rest) = self.message.strip_prefix(from) {
                 self.message = format!("{to}{rest}");
             }
+        }
+        if from.contains('_') {
+            let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+            let words = self.message.split_inclusive(|c| !is_part(c));
+            let renamed = words.map(|word| match word.strip_prefix(from) {
+                Some(rest) if !rest.starts_with(is_part) => format!("{to}{rest}"),
+                _ => word.to_owned(),
+            });
+            self.message = renamed.collect();
         }
         self
     }
@@ -469,5 +482,14 @@ mod tests {
             (&renamed["error"]["param"], &renamed["error"]["message"]),
             (&json!("b"), &json!("b is 1"))
         );
+        // Also the names of other parameters in the message, if they are no English words.
+        for (param, message, expected) in [
+            ("max_tokens", "9 tokens; lower max_tokens, or omit it", "9 tokens; lower limit, or omit it"),
+            ("min_tokens", "min_tokens is 2; max_tokens is 1", "min_tokens is 2; limit is 1"),
+            ("other", "max_tokens_2 and some_max_tokens", "max_tokens_2 and some_max_tokens"),
+        ] {
+            let renamed = ApiError::invalid(param, message).renamed("max_tokens", "limit").body();
+            assert_eq!(renamed["error"]["message"], expected);
+        }
     }
 }

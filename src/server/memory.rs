@@ -209,8 +209,7 @@ impl Memory {
     /// 400 if no responses are kept, an item does not exist, or two references have the same item. So the
     /// result is never larger than what is stored.
     pub(super) fn resolve(&self, caller: Caller, items: Vec<Value>) -> Result<Vec<Value>, ApiError> {
-        let reference =
-            |item: &Value| (item["type"] == "item_reference").then(|| id_of(item).unwrap_or_default());
+        let reference = |item: &Value| is_reference(item).then(|| id_of(item).unwrap_or_default());
         let mut wanted: HashSet<String> = items.iter().filter_map(reference).collect();
         if wanted.is_empty() {
             return Ok(items);
@@ -262,6 +261,15 @@ impl Memory {
     fn shelves(&self) -> MutexGuard<'_, HashMap<usize, Shelf>> {
         self.shelves.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether the item refers to a stored one. An id without a type does so too.
+fn is_reference(item: &Value) -> bool {
+    let has_id_only = |fields: &serde_json::Map<String, Value>| {
+        fields.get("id").is_some_and(Value::is_string)
+            && fields.iter().all(|(name, value)| name == "id" || name == "type" && value.is_null())
+    };
+    item["type"] == "item_reference" || item.as_object().is_some_and(has_id_only)
 }
 
 fn id_of(item: &Value) -> Option<String> {
@@ -348,6 +356,8 @@ mod tests {
         let reference = json!({"type": "item_reference", "id": "msg_a"});
         let given = vec![plain.clone(), reference.clone()];
         assert_eq!(memory.resolve(Caller(1), given.clone()).unwrap(), [plain.clone(), items[1].clone()]);
+        let short = vec![plain.clone(), json!({"id": "msg_a"})];
+        assert_eq!(memory.resolve(Caller(1), short).unwrap(), [plain.clone(), items[1].clone()]);
         let param = |error: ApiError| error.body()["error"]["param"].as_str().unwrap().to_owned();
         assert_eq!(param(memory.resolve(Caller(2), given.clone()).unwrap_err()), "input[1]");
         // A reference must not multiply a large item.

@@ -165,17 +165,21 @@ impl App {
         }
     }
 
-    /// A permit for a request whose body was not read yet. A refusal is delayed: clients that retry at once
-    /// would otherwise occupy the thread that serves all clients.
+    /// Refuses a request before its body is read, if no permit is free.
+    ///
+    /// # Errors
+    /// 429 if none is free.
+    pub(super) async fn check_permit(&self, model: &Model, client: &Client) -> Result<(), ApiError> {
+        let running = model.llm.engine().config().max_num_seqs;
+        delayed(self.admission.check(running, client, 1)).await
+    }
+
+    /// A permit for a request whose body is there and was not converted yet.
     ///
     /// # Errors
     /// 429 if none is free.
     pub(super) async fn take_permit(&self, model: &Model, client: &Client) -> Result<Vec<Permit>, ApiError> {
-        let taken = self.take_permits(model, client, 1);
-        if taken.is_err() {
-            tokio::time::sleep(REFUSAL_TIME).await;
-        }
-        taken
+        delayed(self.take_permits(model, client, 1)).await
     }
 
     /// Permits for `num_sequences` sequences of this client.
@@ -256,6 +260,14 @@ impl App {
         // The sender lives as long as `self`.
         let _ = self.num_active.subscribe().wait_for(|count| *count == 0).await;
     }
+}
+
+/// Delays a refusal. Clients that retry at once would otherwise occupy the thread that serves all clients.
+async fn delayed<T>(result: Result<T, ApiError>) -> Result<T, ApiError> {
+    if result.is_err() {
+        tokio::time::sleep(REFUSAL_TIME).await;
+    }
+    result
 }
 
 /// A request that is being answered.

@@ -304,7 +304,7 @@ fn errors_have_anthropics_shape_wherever_they_come_from() {
     refused(json!({"n": 2}), "n is 2");
     refused(json!({"stop_sequences": [""]}), "stop_sequences[0] has 0 bytes");
     refused(json!({"stop_sequences": vec!["x"; 1_000]}), "1000 entries");
-    refused(json!({"stop_sequences": [1]}), "stop_sequences is 1");
+    refused(json!({"stop_sequences": [1]}), "stop_sequences[0] is 1");
     refused(json!({"prompt_logprobs": 1}), "prompt_logprobs");
     refused(json!({"metadata": {"user_id": 1}}), "metadata.user_id");
     refused(json!({"tools": [weather()], "tool_choice": {"type": "any"}}), "--chat-template");

@@ -148,7 +148,8 @@ fn values_out_of_range_are_refused_by_name() {
     both(json!({"stop": ""}), "stop", "0 bytes");
     both(json!({"stop": ["a", ""]}), "stop", "stop[1] has 0 bytes");
     both(json!({"stop": "x".repeat(1 << 20)}), "stop", "1048576 bytes");
-    both(json!({"stop": [1]}), "stop", "list of strings");
+    both(json!({"stop": 1}), "stop", "list of strings");
+    both(json!({"stop": ["a", null]}), "stop[1]", "null, expected a string");
     both(
         json!({"stop_token_ids": [5, -1]}),
         "stop_token_ids",
@@ -272,6 +273,8 @@ fn a_context_window_is_never_exceeded_or_cut() {
         let answer = server.post(CHAT, &chat(&json!({"max_tokens": max_tokens})));
         check_error("max_tokens", &answer, 400, Some("max_tokens"), context, &max_tokens.to_string());
     }
+    let answer = server.post("/v1/responses", &json!({"input": "Hello", "max_output_tokens": 64}));
+    check_error("a response", &answer, 400, Some("max_output_tokens"), context, "lower max_output_tokens");
 }
 
 #[test]

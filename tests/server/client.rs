@@ -52,8 +52,9 @@ impl Server {
         let ready = loop {
             let line = lines.next().unwrap_or_else(|| panic!("the server ended: {:?}", log.lock().unwrap()));
             log.lock().unwrap().push(line.clone());
-            if let Some(url) = line.strip_prefix("ready: http://") {
-                break url.trim_end_matches("/v1").parse().unwrap();
+            // A line of text, or the notice of a line in JSON.
+            if let Some((_, url)) = line.split_once("ready: http://") {
+                break url.split('/').next().unwrap().parse().unwrap();
             }
         };
         let sink = Arc::clone(&log);

@@ -10,6 +10,8 @@ use super::client::{Answer, Server, connect, post_bytes, read_answer, send};
 
 const COMPLETIONS: &str = "/v1/completions";
 const GENERATED: &str = "vllm:generation_tokens_total";
+/// Running and waiting ones.
+const UNFINISHED: &str = "vllm:num_requests_";
 
 fn body(prompt: &Value, num_tokens: usize, more: &Value) -> String {
     let mut body = json!({"prompt": prompt, "max_tokens": num_tokens, "ignore_eos": true, "temperature": 0});
@@ -66,6 +68,50 @@ fn many_requests_of_one_client_leave_permits_and_blocks_for_another() {
     let generated = generated_under_load(&server, &crowd, 4);
     assert!(generated < 500.0, "{generated} tokens came first");
     assert!(server.metric("vllm:num_preemptions_total") >= 1.0);
+}
+
+/// Neither requests of which only a part came nor complete ones of two clients keep a third one out.
+#[test]
+fn requests_of_two_clients_leave_permits_for_a_third() {
+    let server = Server::start("--trust-client-ids --max-num-seqs 4 --max-waiting 4");
+    let short = body(&json!("Once upon"), 2, &json!({}));
+    let halves: Vec<TcpStream> = (0..24)
+        .map(|number| {
+            let mut stream = connect(server.address());
+            let header = format!("x-client-id: {}\r\n", if number < 16 { "first" } else { "second" });
+            let bytes = post_bytes(COMPLETIONS, &header, &short);
+            stream.write_all(&bytes.as_bytes()[..bytes.len() - short.len() + 1]).unwrap();
+            stream
+        })
+        .collect();
+    ask(&server, "third", &short).success();
+    // The limit of eight is for all requests that are there, and the second client has its share beyond it.
+    let long = body(&json!("A crowd"), 480, &json!({"stream": true}));
+    let first: Vec<TcpStream> = (0..8).map(|_| begin(&server, "first", &long)).collect();
+    server.wait_for_metric(UNFINISHED, 8.0);
+    let second: Vec<TcpStream> = (0..4).map(|_| begin(&server, "second", &long)).collect();
+    server.wait_for_metric(UNFINISHED, 12.0);
+    for client in ["first", "second"] {
+        assert_eq!(ask(&server, client, &long).status, 429, "{client}");
+    }
+    ask(&server, "third", &short).success();
+    drop((halves, first, second));
+}
+
+/// The engine has no limit of its own that one client could reach first.
+#[test]
+fn a_long_queue_of_one_client_keeps_nobody_out() {
+    let server = Server::start("--trust-client-ids --max-num-seqs 2 --max-waiting 2000 --max-model-len 64");
+    let prompts = vec!["Once upon"; 128];
+    let lists: Vec<TcpStream> = (0..9)
+        .map(|_| begin(&server, "crowd", &body(&json!(prompts), 50, &json!({"stream": true}))))
+        .collect();
+    let start = Instant::now();
+    while server.metric("vllm:num_requests_waiting") < 1_100.0 {
+        assert!(start.elapsed() < super::client::TIMEOUT, "they are not all waiting");
+    }
+    ask(&server, "other", &body(&json!("Once upon"), 2, &json!({}))).success();
+    drop(lists);
 }
 
 #[test]

@@ -125,6 +125,10 @@ fn a_chat_is_the_same_whole_and_as_lines() {
         json!({"messages": messages, "max_tokens": 40, "temperature": 0, "continue_final_message": true});
     let same = server.post("/v1/chat/completions", &same).success();
     assert_eq!(begun["message"]["content"], same["choices"][0]["message"]["content"]);
+    // Names belong to results of tools.
+    let messages = json!([{"role": "user", "content": "Hi", "name": "ann", "tool_call_id": "1"}]);
+    let answer = server.post(CHAT, &chat(&json!({"messages": messages, "stream": false})));
+    assert_eq!(answer.header("x-ignored-fields"), Some("messages[0].name, messages[0].tool_call_id"));
     // Nothing to answer loads the model, which is loaded.
     for (path, body) in
         [(CHAT, json!({"model": "demo", "messages": []})), (GENERATE, json!({"model": "demo"}))]

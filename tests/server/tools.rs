@@ -385,8 +385,8 @@ fn what_cannot_be_honoured_is_refused() {
         "not in tools",
     );
     check(&tools(&json!({"tools": [], "tool_choice": "required"})), "tool_choice", "no tools");
-    check(&tools(&json!({"functions": [{"name": "x"}]})), "functions", "not supported");
-    check(&tools(&json!({"function_call": "auto"})), "function_call", "not supported");
+    check(&tools(&json!({"functions": [{"name": "x"}]})), "functions", "not supported here; use tools");
+    check(&tools(&json!({"function_call": "auto"})), "function_call", "not supported here; use tool_choice");
     check(&tools(&json!({"tool_choice": "required", "guided_regex": "a"})), "guided_regex", "exclude");
     // A schema that cannot be kept to is refused where it has to be, and at once.
     let hostile = |parameters: Value| {

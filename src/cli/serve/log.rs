@@ -7,14 +7,16 @@ use std::time::Duration;
 use clap::ValueEnum;
 use tinyvllm_server::{AccessLog, AccessRecord};
 
-use super::super::console::Console;
+use super::super::console::{Console, json_notice};
 
 /// Log lines that may wait for standard error. Further lines are dropped.
 const MAX_WAITING_LINES: usize = 4_096;
 /// Time to write the last lines.
 const FLUSH_TIME: Duration = Duration::from_secs(1);
-/// Paths that probes and `top` request every second. Their successes would be noise.
+/// Paths that probes and `top` request every second. Their usual answers would be noise: 200, and 503 while the
+/// model is loading and while the server stops. Other lines report both.
 const POLLED: [&str; 2] = ["/health", "/metrics"];
+const USUAL: [u16; 2] = [200, 503];
 
 /// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -44,8 +46,7 @@ pub(super) struct LineLog {
 impl AccessLog for LineLog {
     fn record(&self, record: AccessRecord) {
         let Some(commands) = &self.commands else { return };
-        let is_poll = record.status == 200 && POLLED.contains(&record.path.as_str());
-        if is_poll && !self.logs_polls {
+        if is_poll(&record) && !self.logs_polls {
             return;
         }
         let line = match self.format {
@@ -61,7 +62,7 @@ impl AccessLog for LineLog {
         let Some(commands) = &self.commands else { return };
         let line = match self.format {
             LogFormat::Text => format!("note: {message}"),
-            LogFormat::Json => serde_json::json!({"notice": message}).to_string(),
+            LogFormat::Json => json_notice(message),
         };
         let _ = commands.try_send(LogCommand::Write(line));
     }
@@ -100,6 +101,11 @@ fn write_lines(commands: &Receiver<LogCommand>) {
     }
 }
 
+/// Whether this is the usual answer to a probe.
+fn is_poll(record: &AccessRecord) -> bool {
+    USUAL.contains(&record.status) && POLLED.contains(&record.path.as_str())
+}
+
 fn text_line(record: &AccessRecord) -> String {
     let AccessRecord { request_id, method, path, status, duration_ms, tokens, cut, .. } = record;
     let cut = cut.as_ref().map_or_else(String::new, |reason| format!(" · cut: {reason}"));
@@ -131,6 +137,9 @@ mod tests {
             tokens: None,
         };
         assert_eq!(text_line(&record), "200 GET /health · 0.2 ms · abc");
+        for (status, expected) in [(200, true), (503, true), (401, false), (500, false)] {
+            assert_eq!(is_poll(&AccessRecord { status, ..record.clone() }), expected, "{status}");
+        }
         record.tokens = Some(TokenCounts { prompt_tokens: 5, cached_tokens: 2, completion_tokens: 7 });
         assert!(text_line(&record).contains("prompt 5 (2 cached) · output 7"));
         record.cut = Some("the client disconnected".to_owned());

@@ -11,6 +11,9 @@ use tinyvllm::chat::{Content, Message};
 /// and reports of an answer.
 const PART_EXTRAS: &[&str] = &["annotations", "cache_control", "citations", "logprobs"];
 
+/// Types of parts that are text. Clients of several interfaces mix their names.
+const TEXT_PARTS: [&str; 4] = ["input_text", "output_text", "refusal", "text"];
+
 /// Parses the conversation.
 pub(super) fn parse(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {
     items(fields)?.map(|fields| message(fields?)).collect()
@@ -220,7 +223,7 @@ fn content(fields: &mut Fields) -> Result<Content, ApiError> {
             other => return Err(wrong_type(path, &other, "a string or a list of parts")),
         },
     };
-    text_parts(fields.objects("content", parts), &["text", "refusal"]).map(Content::Text)
+    text_parts(fields.objects("content", parts), &TEXT_PARTS).map(Content::Text)
 }
 
 /// The text of parts with these types, joined as lines.
@@ -279,6 +282,8 @@ mod tests {
         check(json!({"role": "assistant", "content": null, "refusal": "No."}), text("No."));
         check(json!({"role": "assistant", "content": "So", "refusal": "No."}), text("So\nNo."));
         check(json!({"role": "assistant", "content": "So", "refusal": null}), text("So"));
+        let parts = ["text", "input_text", "output_text"].map(|kind| json!({"type": kind, "text": kind}));
+        check(json!({"role": "user", "content": parts}), text("text\ninput_text\noutput_text"));
         check(json!({"role": "tool", "tool_call_id": "1"}), None);
         for role in ["user", "system", "developer"] {
             check(json!({"role": role, "content": null}), None);

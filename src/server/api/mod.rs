@@ -44,6 +44,7 @@ use self::answer::Answer;
 use self::options::Options;
 use super::access::Note;
 use super::account::charging;
+use super::admission::Permit;
 use super::auth::Caller;
 use super::clients::Client;
 use super::error::ApiError;
@@ -62,16 +63,23 @@ struct Prepared<A> {
     shape: A,
 }
 
-/// Reads a body, and converts it with `parse` on a blocking thread.
+/// Receives a body, and converts it with `parse` on a blocking thread. Returns also the permit for that work.
+///
+/// A request takes its permit when its body is there. So clients that send slowly, or only half a body, keep
+/// no permits from others: their connections have limits of their own.
 async fn prepare<T: Send + 'static>(
     app: &App,
     model: &Arc<Model>,
     request: HttpRequest<Body>,
     parse: impl FnOnce(&Model, Fields) -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
+) -> Result<(T, Vec<Permit>), ApiError> {
     let note = request.extensions().get::<Note>().cloned().unwrap_or_default();
     let client = Client::of(&request)?;
-    let body = super::body::read(app, request).await?;
+    app.check_permit(model, &client).await?;
+    let body = super::body::receive(app, request).await?;
+    // Before the body is unpacked and encoded, because that is work too.
+    let permits = app.take_permit(model, &client).await?;
+    let body = body.unpacked(app, &client).await?;
     let ignored = Ignored::default();
     let left = ignored.clone();
     let model = Arc::clone(model);
@@ -98,7 +106,7 @@ async fn prepare<T: Send + 'static>(
     let names = ignored.take();
     app.log_ignored(&names)?;
     note.set_ignored(names);
-    Ok(parsed)
+    Ok((parsed, permits))
 }
 
 /// Generates and answers, at once or as a stream.
@@ -112,9 +120,8 @@ async fn generate<A: Answer>(
     let note = request.extensions().get::<Note>().cloned().unwrap_or_default();
     let caller = request.extensions().get::<Caller>().copied().unwrap_or_default();
     let mut client = Client::of(&request)?;
-    // Before the body is read and encoded, because that is work too.
-    let mut permits = app.take_permit(&model, &client).await?;
-    let Prepared { mut requests, options, shape } = prepare(&app, &model, request, parse).await?;
+    let (prepared, mut permits) = prepare(&app, &model, request, parse).await?;
+    let Prepared { mut requests, options, shape } = prepared;
     let sender = client.id;
     client = app.clients.rename(client, options.user.as_deref());
     let num_sequences = requests.iter().map(|request| request.params.n).sum::<usize>().max(1);

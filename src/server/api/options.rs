@@ -264,7 +264,12 @@ fn cache_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
 fn refuse_unsupported(fields: &mut Fields, words: &Words) -> Result<(), ApiError> {
     for (name, harmless) in UNSUPPORTED {
         if fields.take(name)?.is_some_and(|value| !harmless.covers(&value)) {
-            let message = format!("{name} is not supported here; omit it");
+            let way_out = match *name {
+                "function_call" => "use tool_choice, in a chat",
+                "functions" => "use tools, in a chat",
+                _ => "omit it",
+            };
+            let message = format!("{name} is not supported here; {way_out}");
             return Err(ApiError::unsupported(*name, message));
         }
     }

@@ -10,7 +10,6 @@ use axum::response::Response;
 use serde_json::{Map, Value, json};
 
 use super::super::access::Note;
-use super::super::clients::Client;
 use super::super::error::{ApiError, ok};
 use super::super::json::Fields;
 use super::super::state::{App, Model};
@@ -45,11 +44,9 @@ async fn render(
     parse: fn(&Model, Fields) -> Result<Prepared<ResponseShape>, ApiError>,
 ) -> Result<Vec<Value>, ApiError> {
     let model = app.ready()?;
-    // Templates and tokenizers are work too.
-    let _permit = app.take_permit(&model, &Client::of(&request)?).await?;
     let note = request.extensions().get::<Note>().cloned().unwrap_or_default();
     let request_id = note.request_id();
-    let Prepared { requests, options, .. } = prepare(app, &model, request, parse).await?;
+    let (Prepared { requests, options, .. }, _permits) = prepare(app, &model, request, parse).await?;
     let config = model.llm.engine().config();
     let rendered = requests.iter().map(|request| {
         json!({

@@ -106,11 +106,11 @@ pub(super) fn strings(fields: &mut Fields, name: &str) -> Result<Vec<String>, Ap
         None => Ok(Vec::new()),
         Some(Value::String(text)) => Ok(vec![text]),
         Some(Value::Array(items)) => {
-            let text = |item: Value| match item {
+            let text = |(index, item): (usize, Value)| match item {
                 Value::String(text) => Ok(text),
-                other => Err(wrong_type(fields.path(name), &other, EXPECTED)),
+                other => Err(wrong_type(format!("{}[{index}]", fields.path(name)), &other, "a string")),
             };
-            items.into_iter().map(text).collect()
+            items.into_iter().enumerate().map(text).collect()
         }
         Some(other) => Err(wrong_type(fields.path(name), &other, EXPECTED)),
     }

@@ -8,7 +8,6 @@ use axum::http::Request as HttpRequest;
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use super::super::clients::Client;
 use super::super::error::{ApiError, ok};
 use super::super::json::Fields;
 use super::super::state::{App, Model};
@@ -21,8 +20,8 @@ pub(in super::super) async fn tokenize(
     request: HttpRequest<Body>,
 ) -> Result<Response, ApiError> {
     let model = app.ready()?;
-    let _permit = app.take_permit(&model, &Client::of(&request)?).await?;
-    Ok(ok(&prepare(&app, &model, request, token_ids).await?))
+    let (answer, _permits) = prepare(&app, &model, request, token_ids).await?;
+    Ok(ok(&answer))
 }
 
 fn token_ids(model: &Model, mut fields: Fields) -> Result<Value, ApiError> {
@@ -100,8 +99,8 @@ pub(in super::super) async fn detokenize(
     request: HttpRequest<Body>,
 ) -> Result<Response, ApiError> {
     let model = app.ready()?;
-    let _permit = app.take_permit(&model, &Client::of(&request)?).await?;
-    Ok(ok(&prepare(&app, &model, request, text).await?))
+    let (answer, _permits) = prepare(&app, &model, request, text).await?;
+    Ok(ok(&answer))
 }
 
 fn text(model: &Model, mut fields: Fields) -> Result<Value, ApiError> {

@@ -231,8 +231,21 @@ fn in_words(kind: &str, mut block: Fields) -> Result<String, ApiError> {
         }
         "search_result" | "tool_reference" => Ok(readable(&block.into_map()?.into())),
         kind if kind.ends_with("_tool_result") => Ok(readable(&block.into_map()?.into())),
-        kind => Err(not_text(block.own_path().to_owned(), kind)),
+        kind => Err(misplaced(block.own_path(), kind)),
     }
+}
+
+/// 400: a block of this type cannot be here.
+fn misplaced(path: &str, kind: &str) -> ApiError {
+    let problem = match kind {
+        "redacted_thinking" | "thinking" | "tool_use" => {
+            "which belongs to a turn of the assistant; send it in one"
+        }
+        "tool_result" => "which belongs to a turn of the user; send it in one",
+        "compaction" => "which is not supported here; send its content as a block of text",
+        _ => return not_text(path.to_owned(), kind),
+    };
+    ApiError::unsupported(path.to_owned(), format!("{path} is of type {kind:?}, {problem}"))
 }
 
 /// The readable text of a result from elsewhere, line by line.

@@ -15,7 +15,6 @@ use axum::response::Response;
 use serde_json::{Value, json};
 
 use self::style::MessageStyle;
-use super::super::clients::Client;
 use super::super::error::{ApiError, ok};
 use super::super::json::{Fields, wrong_type};
 use super::super::state::{App, Model};
@@ -47,12 +46,12 @@ pub(in super::super) async fn count_tokens(
     request: HttpRequest<Body>,
 ) -> Result<Response, ApiError> {
     let model = app.ready()?;
-    let _permit = app.take_permit(&model, &Client::of(&request)?).await?;
     let count = |model: &Model, mut fields: Fields| {
         let question = Question::parse(&mut fields)?;
         Ok(question.conversation.encode(model)?.len())
     };
-    Ok(ok(&json!({"input_tokens": prepare(&app, &model, request, count).await?})))
+    let (num_tokens, _permits) = prepare(&app, &model, request, count).await?;
+    Ok(ok(&json!({"input_tokens": num_tokens})))
 }
 
 /// The fields that both paths read.

@@ -220,7 +220,13 @@ fn what_is_not_valid_is_refused_by_name() {
     check(user(json!(5)), "messages[0].content", "blocks");
     check(user(json!([{"type": "text"}])), "messages[0].content[0].text", "missing");
     check(user(json!([{"type": "image", "source": {}}])), "messages[0].content[0]", "text only");
-    check(user(json!([{"type": "tool_use"}])), "messages[0].content[0]", "tool_use");
+    for kind in ["redacted_thinking", "thinking", "tool_use"] {
+        check(user(json!([{"type": kind}])), "messages[0].content[0]", "belongs to a turn of the assistant");
+    }
+    let results = json!([{"type": "tool_result", "tool_use_id": "1"}]);
+    check(assistant(results), "messages[0].content[0]", "belongs to a turn of the user");
+    let summary = json!([{"type": "compaction", "content": "x"}]);
+    check(assistant(summary), "messages[0].content[0]", "as a block of text");
     check(user(json!([{"type": "tool_result"}])), "messages[0].content[0].tool_use_id", "missing");
     let image = json!([{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image"}]}]);
     check(user(image), "messages[0].content[0].content[0]", "text only");

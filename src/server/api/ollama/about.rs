@@ -10,7 +10,6 @@ use axum::http::Request as HttpRequest;
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use super::super::super::clients::Client;
 use super::super::super::error::{ApiError, ok};
 use super::super::super::json::Fields;
 use super::super::super::state::{App, Model};
@@ -49,7 +48,6 @@ pub(in super::super::super) async fn show(
     request: HttpRequest<Body>,
 ) -> Result<Response, ApiError> {
     let model = app.ready()?;
-    let _permit = app.take_permit(&model, &Client::of(&request)?).await?;
     let read = |model: &Model, mut fields: Fields| {
         // The older name of the field.
         let name = fields.string("name")?;
@@ -57,7 +55,8 @@ pub(in super::super::super) async fn show(
         check_name(model, name.as_deref())?;
         Ok(description(model))
     };
-    Ok(ok(&prepare(&app, &model, request, read).await?))
+    let (description, _permits) = prepare(&app, &model, request, read).await?;
+    Ok(ok(&description))
 }
 
 /// The versions of the interface and of this program.

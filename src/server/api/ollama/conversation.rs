@@ -65,9 +65,13 @@ impl OllamaTurns {
                 message.content = Content::Missing;
             }
         }
-        let name = fields.string("tool_name")?.or(fields.string("name")?);
+        let (newer, older) = (fields.string("tool_name")?, fields.string("name")?);
         let id = fields.string("tool_call_id")?;
-        if role == "tool" {
+        if role != "tool" {
+            let given = [("tool_name", &newer), ("name", &older), ("tool_call_id", &id)];
+            given.iter().filter(|(_, value)| value.is_some()).for_each(|(name, _)| fields.report(name));
+        } else {
+            let name = newer.or(older);
             self.about_tools.get_or_insert_with(|| fields.own_path().to_owned());
             let id = self.answered(id, name.as_deref());
             message.extra.insert("tool_call_id".to_owned(), id.into());

@@ -157,7 +157,12 @@ fn what_is_not_valid_is_refused_by_name() {
     check(item(call), "input[0].arguments", "a string");
     check(item(json!({"type": "function_call_output", "call_id": "1"})), "input[0].output", "missing");
     check(item(json!({"type": "reasoning", "content": "x"})), "input[0].content", "a list of parts");
-    check(item(json!({"type": "item_reference", "id": "x"})), "input", "--responses-memory");
+    for kind in [json!({"type": "item_reference"}), json!({"type": null}), json!({})] {
+        let mut reference = kind;
+        reference["id"] = "x".into();
+        check(item(reference), "input", "--responses-memory");
+    }
+    check(item(json!({"id": "x", "content": "y"})), "input[0].role", "missing");
     check(json!({"previous_response_id": "resp_1"}), "previous_response_id", "--responses-memory");
     check(json!({"conversation": "x"}), "conversation", "not supported");
     check(json!({"prompt": {"id": "x"}}), "prompt", "not supported");
