@@ -27,7 +27,7 @@ use super::flags::{
     SystemArgs, TemplateArgs, ThinkingArgs,
 };
 use super::interrupt::Interrupt;
-use super::keyboard::Mode;
+use super::keyboard::{self, Mode};
 use super::load::{
     chat_config, chat_options, encode_noting, engine_options, load, merge_model, note_left_out,
 };
@@ -90,6 +90,7 @@ pub(crate) fn chat(
     console: Console,
 ) -> anyhow::Result<ExitCode> {
     sampling.params(&SamplingDefaults::default()).validate(usize::MAX)?;
+    keyboard::restore_on_signals();
     let interrupt = Interrupt::install()?;
     let llm = load(model, options, console)?;
     llm.require_tokenizer()?;
