@@ -165,6 +165,10 @@ fn a_chat_has_commands_and_entries_of_several_lines() {
     enter("/regen\r", "the token limit is reached");
     let shown = enter("/show\r", "stop  ");
     assert!(shown.contains("7 messages") && shown.contains("Be brief."), "{shown}");
+    assert!(shown.contains("the chat template has no switch"), "{shown}");
+    enter("/set stop x\r", "stop is [\"x\"]");
+    enter("/set stop none\r", "stop is none");
+    enter("/set think none\r", "think is none: the chat template has no switch");
     let file = folder.join("talk.json");
     enter(&format!("/save {}\r", file.display()), "saved the conversation to");
     enter("/clear\r", "the conversation is empty");

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
 use tinyvllm::chat::{AnswerFormat, ChatOptions, Content, Conversation};
 use tinyvllm::engine::{FinishReason, Request};
 use tinyvllm::llm::{Llm, LlmOptions, TextStream};
@@ -173,22 +173,11 @@ impl Answers<'_> {
             Command::Show => console.reply(self.description(talk)),
             Command::Set("system", text) => self.obey(&Command::System(Some(text)), talk)?,
             Command::Set("think", value) => {
-                let is_wanted = match value {
-                    "on" | "true" | "yes" => true,
-                    "off" | "false" | "no" => false,
-                    _ => {
-                        return Err(Error::invalid_request(format!("think is on or off, not {value}")).into());
-                    }
-                };
-                let variables = self.llm.require_chat()?.reasoning_variables(is_wanted);
-                self.options.variables = variables.map_err(|error| {
-                    error.with_hint("leave it as it is, or instruct the model with /system")
-                })?;
-                console.reply(format_args!("think is {value}"));
+                self.set_thinking(value)?;
+                console.reply(format_args!("think is {}", self.thinking()));
             }
             Command::Set(name, value) => {
-                settings::set(&mut self.params, name, value)?;
-                console.reply(format_args!("{name} is {value}"));
+                console.reply(settings::set(&mut self.params, name, value)?);
             }
             Command::System(text) => {
                 talk.conversation.set_system(text.map(str::to_owned));
@@ -229,6 +218,38 @@ impl Answers<'_> {
         Ok(())
     }
 
+    /// Switches reasoning on or off, or leaves it to the template.
+    fn set_thinking(&mut self, value: &str) -> anyhow::Result<()> {
+        let is_wanted = match value {
+            "on" | "true" | "yes" => true,
+            "off" | "false" | "no" => false,
+            value if settings::is_none(value) => {
+                self.options.variables.clear();
+                return Ok(());
+            }
+            _ => {
+                let message = format!("think is on, off or none, not {value}");
+                return Err(Error::invalid_request(message).into());
+            }
+        };
+        let variables = self.llm.require_chat()?.reasoning_variables(is_wanted);
+        self.options.variables = variables
+            .map_err(|error| error.with_hint("leave it as it is, or instruct the model with /system"))?;
+        Ok(())
+    }
+
+    /// Whether the model reasons before it answers, as far as the user decided it.
+    fn thinking(&self) -> &'static str {
+        match self.options.variables.values().next().and_then(Value::as_bool) {
+            Some(true) => "on",
+            Some(false) => "off",
+            None => match self.llm.require_chat().and_then(|chat| chat.reasoning_variables(true)) {
+                Ok(_) => "none: the chat template decides",
+                Err(_) => "none: the chat template has no switch",
+            },
+        }
+    }
+
     /// The model, the settings and the conversation.
     fn description(&self, talk: &Talk) -> String {
         let messages = talk.conversation.messages();
@@ -243,9 +264,10 @@ impl Answers<'_> {
         let window = self.llm.engine().config().max_model_len;
         format!(
             "model               {}\nconversation        {} messages, {num_tokens} of {window} tokens\n\
-             system              {system}\n{}",
+             system              {system}\nthink               {}\n{}",
             self.llm.name(),
             messages.len(),
+            self.thinking(),
             settings::list(&self.params)
         )
     }
