@@ -193,7 +193,7 @@ mod tests {
         let GenerateArgs { prompt, sampling, engine, .. } = cli.generate;
         let ids: Vec<_> = prompt.prompt_ids.into_iter().map(|ids| ids.0).collect();
         assert_eq!(ids, [vec![5, 6, 7], vec![8]]);
-        let options = engine.options();
+        let options = engine.options().unwrap();
         assert_eq!(options.limits.kv_cache_memory_bytes, Some(2 << 20));
         assert_eq!((options.limits.max_model_len, options.limits.gpu_memory_utilization), (Some(64), 0.5));
         assert!(options.limits.enable_prefix_caching);
@@ -207,7 +207,7 @@ mod tests {
     fn the_last_of_two_opposite_flags_counts() {
         let check = |words: &[&str], expected: bool| {
             let engine = parse(words).unwrap().generate.engine;
-            assert_eq!(engine.options().limits.enable_prefix_caching, expected, "{words:?}");
+            assert_eq!(engine.options().unwrap().limits.enable_prefix_caching, expected, "{words:?}");
         };
         check(&[], true);
         check(&["--enable-prefix-caching"], true);

@@ -45,7 +45,7 @@ pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
     let console = Console::new(args.messages);
     let prefix_store = args.engine.prefix_store.options(console)?;
     let kv_offload = args.engine.prefix_store.offload(console)?;
-    let options = LlmOptions { prefix_store, kv_offload, ..args.engine.options() };
+    let options = LlmOptions { prefix_store, kv_offload, ..args.engine.options()? };
     check_device(&options, console)?;
     let model = resolve(&merge_model(&args.positional, &args.model)?, console)?;
     let report = Llm::inspect(&model, &options)?;

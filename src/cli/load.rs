@@ -59,12 +59,13 @@ fn resolve_name(name: &str, revision: Option<&str>, console: Console) -> anyhow:
 /// The engine's options from the flags. Downloads the draft model if they name one.
 ///
 /// # Errors
-/// If there is no such model, or it cannot be downloaded.
+/// If a value is out of range, there is no such model, or it cannot be downloaded.
 pub(crate) fn engine_options(args: &EngineArgs, console: Console) -> anyhow::Result<LlmOptions> {
+    let options = args.options()?;
     let draft = args.speculation.draft_model().map(|name| resolve_name(name, None, console));
     let prefix_store = args.prefix_store.options(console)?;
     let kv_offload = args.prefix_store.offload(console)?;
-    let options = LlmOptions { draft_model: draft.transpose()?, prefix_store, kv_offload, ..args.options() };
+    let options = LlmOptions { draft_model: draft.transpose()?, prefix_store, kv_offload, ..options };
     if options.prefix_store.is_some() && !options.limits.enable_prefix_caching {
         return Err(Error::invalid_request("--prefix-cache-dir has no effect without the prefix cache")
             .with_hint("omit --no-enable-prefix-caching")

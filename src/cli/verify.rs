@@ -53,7 +53,7 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
         return Err(Error::invalid_request(message).into());
     }
     let reference = Reference::read(&args.reference)?;
-    let mut options = args.engine.options();
+    let mut options = args.engine.options()?;
     // With half precision, rounding would exceed every other difference.
     options.kv_cache_dtype = args.engine.kv_cache_dtype.unwrap_or(KvCacheChoice::Fixed(KvCacheDType::F32));
     let interrupt = Interrupt::install()?;

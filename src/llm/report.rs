@@ -6,13 +6,13 @@ use serde_json::{Value, json};
 
 use super::load::OpenedModel;
 use super::{Llm, LlmOptions, expert_file};
-use crate::Result;
 use crate::chat::AnswerFormat;
 use crate::config::{ExpertsConfig, ModelConfig};
 use crate::hub::ResolvedModel;
 use crate::models::WeightTraffic;
 use crate::runner::{MemoryDemand, MemoryPlan, plan_memory};
 use crate::weights::TypeSummary;
+use crate::{ErrorKind, Result};
 
 /// Configuration, weights and memory plan of a model.
 #[derive(Debug, Clone)]
@@ -104,13 +104,17 @@ impl Llm {
     /// Reads everything but the weights.
     ///
     /// # Errors
-    /// If a file is damaged, or the model is none that can be run.
+    /// If a file is damaged, the model is none that can be run, or an option has a value that no machine could run with.
     pub fn inspect(model: &ResolvedModel, options: &LlmOptions) -> Result<ModelReport> {
         let opened = OpenedModel::open(model, options)?;
         let device = options.open_device()?;
         let demand = opened.demand(options, &device)?;
         let kept_as = |file_type| device.kept_as(file_type);
-        let plan = plan_memory(&demand, &options.limits).map_err(|error| error.to_string());
+        let plan = match plan_memory(&demand, &options.limits) {
+            // What no machine could run is wrong, and not a fact of the model.
+            Err(error) if error.kind() == ErrorKind::InvalidRequest => return Err(error),
+            plan => plan.map_err(|error| error.to_string()),
+        };
         let config = &opened.config;
         let quantizer = opened.quantizer(options)?;
         let quantizer = quantizer.as_ref();

@@ -21,6 +21,8 @@ fn wrong_usage() {
     check("--kv-cache-memory-bytes 2X", &["2X", "512M or 2G"]);
     check("--logit-bias 5", &["ID=BIAS"]);
     check("--max-tokens -3", &["-3"]);
+    check("--max-tokens 18446744073709551615", &["--max-tokens", "18446744073709551615", "at most 16777216"]);
+    check("--max-model-len 18446744073709551615", &["--max-model-len", "at most 16777216"]);
     check("--top-k -2", &["-2"]);
     check("--temperature hot", &["hot", "--temperature"]);
     check("--seed 1.5", &["1.5"]);
@@ -96,6 +98,11 @@ fn impossible_parameters_are_named_with_their_limit() {
     check("--max-num-seqs 2 --n 3", &["n is 3", "2 sequences"]);
     check("--max-num-batched-tokens 0", &["--max-num-batched-tokens is 0"]);
     check("--block-size 0", &["--block-size is 0"]);
+    check("--block-size 18446744073709551615", &["--block-size is 18446744073709551615", "at most 1024"]);
+    check(
+        "--no-speculation --speculative-config {\"method\":\"ngram\"}",
+        &["--speculative-config and --no-speculation contradict", "hint: "],
+    );
     check("--num-scheduler-steps 0", &["--num-scheduler-steps is 0"]);
     check("--threads 0", &["--threads is 0"]);
     check("--kernels reference --threads 2", &["--threads has no effect", "RAYON_NUM_THREADS"]);
@@ -109,6 +116,23 @@ fn impossible_parameters_are_named_with_their_limit() {
         let flag = format!("--gpu-memory-utilization {share}");
         let message = format!("--gpu-memory-utilization is {share}; it must be more than 0 and at most 1");
         check(&flag, &[&message, "hint: ", "0.9"]);
+    }
+}
+
+/// It is no fact of the model that a value is wrong.
+#[test]
+fn info_refuses_what_no_machine_could_run_with() {
+    for (flag, limit) in [
+        ("--block-size 18446744073709551615", "at most 1024"),
+        ("--threads 0", "at least 1"),
+        ("--max-num-seqs 0", "at least 1"),
+        ("--max-num-batched-tokens 0", "at least 1"),
+        ("--max-model-len 0", "at least 2"),
+        ("--max-model-len 2000", "1024 tokens"),
+    ] {
+        tinyvllm(&format!("info demo --memory-bandwidth 10 {flag}"))
+            .run()
+            .error(1, &[flag.split(' ').next().unwrap(), limit]);
     }
 }
 

@@ -5,6 +5,8 @@ use std::str::FromStr;
 use tinyvllm::Error;
 use tinyvllm::sampling::SamplingParams;
 
+use crate::value::at_most_a_sequence;
+
 /// Changes a parameter, and returns its name and what it is now. A stop string is added to the others; `none` removes
 /// all.
 ///
@@ -22,7 +24,11 @@ pub(super) fn set(params: &mut SamplingParams, name: &str, value: &str) -> tinyv
         "presence_penalty" => changed.presence_penalty = number(name, value)?,
         "frequency_penalty" => changed.frequency_penalty = number(name, value)?,
         "seed" => changed.seed = optional(name, value)?,
-        "max_tokens" => changed.max_tokens = optional(name, value)?,
+        "max_tokens" => {
+            let wrong = |message| Error::invalid_request(format!("max_tokens cannot be {value}: {message}"));
+            let given: Option<usize> = optional(name, value)?;
+            changed.max_tokens = given.map(at_most_a_sequence).transpose().map_err(wrong)?;
+        }
         "stop" if is_none(value) => changed.stop.clear(),
         "stop" => changed.stop.push(value.to_owned()),
         _ => {
@@ -120,6 +126,7 @@ mod tests {
             ("temperature", "hot", "temperature cannot be hot"),
             ("temperature", "9", "temperature"),
             ("top_k", "-3", "top_k cannot be -3"),
+            ("max_tokens", "18446744073709551615", "at most 16777216"),
             ("warmth", "1", "unknown setting warmth"),
         ] {
             let error = set(&mut params, name, value).unwrap_err().to_string();

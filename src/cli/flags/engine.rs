@@ -15,7 +15,7 @@ use tinyvllm::weights::Quantization;
 use super::ThreadsArgs;
 use crate::cache::PrefixStoreArgs;
 use crate::speculation::SpeculationArgs;
-use crate::value::{parse_bytes, parse_count, parse_cpu_level, parse_value};
+use crate::value::{at_most_a_sequence, parse_bytes, parse_count, parse_cpu_level, parse_value};
 
 /// How the model is loaded, and the limits of the engine.
 #[derive(Debug, Clone, Args)]
@@ -141,8 +141,12 @@ pub(crate) struct EngineArgs {
 
 impl EngineArgs {
     /// These flags as the library's type.
-    pub(crate) fn options(&self) -> LlmOptions {
-        LlmOptions {
+    ///
+    /// # Errors
+    /// If a value is out of its range, or two contradict each other.
+    pub(crate) fn options(&self) -> tinyvllm::Result<LlmOptions> {
+        self.speculation.check()?;
+        let options = LlmOptions {
             gpu: None,
             device: self.device,
             kernels: self.kernels,
@@ -171,14 +175,19 @@ impl EngineArgs {
             prefix_store: None,
             kv_offload: None,
             chat: ChatConfig::default(),
-        }
+        };
+        options.limits.validate()?;
+        Ok(options)
     }
 }
 
-/// The window that the model has.
+/// The window that the model has. Nobody can type it as a number.
 const AUTO: usize = usize::MAX;
 
 /// `auto`, which is −1 with vLLM, is what the model has.
 fn window(text: &str) -> Result<usize, String> {
-    if ["auto", "-1"].contains(&text) { Ok(AUTO) } else { parse_count(text) }
+    match text {
+        "auto" | "-1" => Ok(AUTO),
+        text => at_most_a_sequence(parse_count(text)?),
+    }
 }
