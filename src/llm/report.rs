@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use super::load::OpenedModel;
-use super::{Llm, LlmOptions, expert_file};
+use super::{KvCacheChoice, Llm, LlmOptions, expert_file};
 use crate::chat::AnswerFormat;
 use crate::config::{ExpertsConfig, ModelConfig};
 use crate::hub::ResolvedModel;
@@ -33,6 +33,8 @@ pub struct ModelReport {
     pub traffic: WeightTraffic,
     /// The inputs of the memory plan.
     pub demand: MemoryDemand,
+    /// The type of the KV cache, which for `auto` may be another of the same size when the weights are known.
+    pub kv_cache_dtype: KvCacheChoice,
     /// Bytes of host memory for blocks that a GPU's cache evicts.
     pub kv_offload_bytes: Option<u64>,
     /// How many tokens a token attends to at most in each layer, if there is a limit.
@@ -168,6 +170,7 @@ impl Llm {
             traffic: WeightTraffic::of(&opened.checkpoint, config, quantizer, kept_as)?,
             windows: config.layer_attention.iter().map(|layer| layer.window).collect(),
             demand,
+            kv_cache_dtype: options.kv_cache_dtype,
             kv_offload_bytes: options.kv_offload.as_ref().map(|offload| offload.max_bytes),
             expert_file: match &plan {
                 Ok(plan) if plan.experts_in_file => Some(expert_file::path(&opened, options)?),
