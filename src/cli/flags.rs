@@ -6,6 +6,7 @@ mod sampling;
 use std::path::PathBuf;
 
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use tinyvllm::llm::GenerationConfigChoice;
 
 pub(crate) use self::engine::EngineArgs;
@@ -33,7 +34,7 @@ pub(crate) struct ModelArgs {
 #[command(next_help_heading = "Model")]
 pub(crate) struct RevisionArgs {
     /// Branch, tag or commit of a model on the Hub
-    #[arg(long, hide_short_help = true)]
+    #[arg(long, value_parser = NonEmptyStringValueParser::new(), hide_short_help = true)]
     pub(crate) revision: Option<String>,
 }
 

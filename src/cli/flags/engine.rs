@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::builder::BoolishValueParser;
+use clap::builder::{BoolishValueParser, NonEmptyStringValueParser};
 use clap::{ArgAction, Args};
 use tinyvllm::chat::ChatConfig;
 use tinyvllm::llm::{
@@ -36,7 +36,13 @@ pub(crate) struct EngineArgs {
     #[command(flatten)]
     pub(crate) threads: ThreadsArgs,
     /// Pre-tokenizer of a GGUF file that names none or a wrong one
-    #[arg(long, value_name = "NAME", help_heading = "Model", hide_short_help = true)]
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_parser = NonEmptyStringValueParser::new(),
+        help_heading = "Model",
+        hide_short_help = true
+    )]
     pub(crate) pre_tokenizer: Option<String>,
     /// Pin each thread to a processor (Linux); for machines that run nothing else
     #[arg(long, hide_short_help = true)]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::builder::{BoolishValueParser, RangedU64ValueParser};
+use clap::builder::{BoolishValueParser, NonEmptyStringValueParser, RangedU64ValueParser};
 use clap::{ArgAction, Args, ValueEnum};
 use tinyvllm::config::EngineConfig;
 
@@ -38,7 +38,7 @@ pub(super) struct TargetArgs {
     #[arg(long, visible_alias = "url", value_name = "URL")]
     pub(super) base_url: Option<String>,
     /// Host, if --base-url is not given
-    #[arg(long, default_value = "127.0.0.1")]
+    #[arg(long, default_value = "127.0.0.1", value_parser = NonEmptyStringValueParser::new())]
     pub(super) host: String,
     /// Port, if --base-url is not given
     #[arg(long, default_value_t = 8_000)]
@@ -51,7 +51,7 @@ pub(super) struct TargetArgs {
     #[arg(long, value_name = "PATH")]
     pub(super) endpoint: Option<String>,
     /// Name of the model in requests [default: the first one of /v1/models]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(super) model: Option<String>,
     /// Key of the server [default: OPENAI_API_KEY of the environment]
     #[arg(long, value_name = "KEY", hide_env_values = true)]
