@@ -118,3 +118,18 @@ pub(crate) struct SystemArgs {
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) system: Option<String>,
 }
+
+/// How a model answers, for the commands that have it answer.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct AnswerArgs {
+    #[command(flatten)]
+    pub(crate) template: TemplateArgs,
+    #[command(flatten)]
+    pub(crate) generation: GenerationConfigArgs,
+    #[command(flatten)]
+    pub(crate) system: SystemArgs,
+    #[command(flatten)]
+    pub(crate) thinking: ThinkingArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}

@@ -9,7 +9,7 @@ use tinyvllm::llm::{Llm, LlmOptions, OpenedDevice};
 use tinyvllm::tokenizer::dropped_in;
 
 use super::console::Console;
-use super::flags::{EngineArgs, ModelArgs, PositionalModel, TemplateArgs, ThinkingArgs};
+use super::flags::{AnswerArgs, EngineArgs, ModelArgs, PositionalModel, TemplateArgs, ThinkingArgs};
 use super::progress::Progress;
 
 /// Size limit of a chat template.
@@ -72,6 +72,20 @@ pub(crate) fn engine_options(args: &EngineArgs, console: Console) -> anyhow::Res
             .into());
     }
     Ok(options)
+}
+
+/// The same for a command that has the model answer.
+///
+/// # Errors
+/// As [`engine_options`], and if the chat template cannot be read.
+pub(crate) fn llm_options(
+    answers: &AnswerArgs,
+    engine: &EngineArgs,
+    console: Console,
+) -> anyhow::Result<LlmOptions> {
+    let generation_config = answers.generation.generation_config.clone();
+    let chat = chat_config(&answers.template)?;
+    Ok(LlmOptions { chat, generation_config, ..engine_options(engine, console)? })
 }
 
 /// Reads the chat template that the flags name.

@@ -22,15 +22,10 @@ use self::command::{Command, Entry, HELP};
 use self::input::Input;
 use super::answer::AnswerRender;
 use super::console::{Console, print_error};
-use super::flags::{
-    EngineArgs, GenerationConfigArgs, JsonArgs, MessageArgs, ModelArgs, PositionalModel, SamplingArgs,
-    SystemArgs, TemplateArgs, ThinkingArgs,
-};
+use super::flags::{AnswerArgs, EngineArgs, JsonArgs, MessageArgs, ModelArgs, PositionalModel};
 use super::interrupt::Interrupt;
 use super::keyboard::{self, Mode};
-use super::load::{
-    chat_config, chat_options, encode_noting, engine_options, load, merge_model, note_left_out,
-};
+use super::load::{chat_options, encode_noting, llm_options, load, merge_model, note_left_out};
 use super::progress::telling_prompt;
 use super::render::{Finished, render_request};
 use super::text_file;
@@ -43,15 +38,7 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     #[command(flatten)]
-    pub(crate) template: TemplateArgs,
-    #[command(flatten)]
-    pub(crate) generation: GenerationConfigArgs,
-    #[command(flatten)]
-    pub(crate) system: SystemArgs,
-    #[command(flatten)]
-    pub(crate) thinking: ThinkingArgs,
-    #[command(flatten)]
-    pub(crate) sampling: SamplingArgs,
+    pub(crate) answers: AnswerArgs,
     #[command(flatten)]
     pub(crate) output: JsonArgs,
     #[command(flatten)]
@@ -67,12 +54,8 @@ pub(crate) struct ChatArgs {
 pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
     let model = merge_model(&args.positional, &args.model)?;
     let console = Console::new(args.messages);
-    let options = LlmOptions {
-        chat: chat_config(&args.template)?,
-        generation_config: args.generation.generation_config.clone(),
-        ..engine_options(&args.engine, console)?
-    };
-    chat(&model, &options, &args.sampling, &args.system, args.thinking, args.output, console)
+    let options = llm_options(&args.answers, &args.engine, console)?;
+    chat(&model, &options, &args.answers, args.output, console)
 }
 
 /// Chats until the user leaves.
@@ -83,20 +66,18 @@ pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
 pub(crate) fn chat(
     model: &ModelArgs,
     options: &LlmOptions,
-    sampling: &SamplingArgs,
-    system: &SystemArgs,
-    thinking: ThinkingArgs,
+    args: &AnswerArgs,
     output: JsonArgs,
     console: Console,
 ) -> anyhow::Result<ExitCode> {
-    sampling.params(&SamplingDefaults::default()).validate(usize::MAX)?;
+    args.sampling.params(&SamplingDefaults::default()).validate(usize::MAX)?;
     keyboard::restore_on_signals();
     let interrupt = Interrupt::install()?;
     let llm = load(model, options, console)?;
     llm.require_tokenizer()?;
     let format = llm.require_chat()?.answer_format().clone();
-    let params = sampling.params(llm.sampling_defaults());
-    let options = chat_options(&llm, thinking)?;
+    let params = args.sampling.params(llm.sampling_defaults());
+    let options = chat_options(&llm, args.thinking)?;
     let mut answers = Answers {
         llm: &llm,
         format,
@@ -108,7 +89,7 @@ pub(crate) fn chat(
         has_left_out: Cell::default(),
     };
     let mut input = Input::open(console)?;
-    let mut talk = Talk { conversation: Conversation::new(system.system.clone()), attached: Vec::new() };
+    let mut talk = Talk { conversation: Conversation::new(args.system.system.clone()), attached: Vec::new() };
     while let Some(entry) = input.next_entry()? {
         match Entry::parse(&entry) {
             Entry::Nothing => {}
