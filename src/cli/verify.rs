@@ -48,8 +48,8 @@ pub(crate) struct VerifyArgs {
 /// If the model or the reference cannot be read, or they do not match.
 pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let console = Console::new(args.messages);
-    if args.tolerance.is_nan() || args.tolerance < 0.0 {
-        let message = format!("--tolerance is {}; it must be at least 0", args.tolerance);
+    if !(0.0..=f32::MAX).contains(&args.tolerance) {
+        let message = format!("--tolerance is {}; it must be at least 0 and finite", args.tolerance);
         return Err(Error::invalid_request(message).into());
     }
     let reference = Reference::read(&args.reference)?;

@@ -103,6 +103,8 @@ fn impossible_parameters_are_named_with_their_limit() {
         "--no-speculation --speculative-config {\"method\":\"ngram\"}",
         &["--speculative-config and --no-speculation contradict", "hint: "],
     );
+    let program = tinyvllm("--no-speculation --prompt-ids 5 --max-tokens 1").model(tiny_llama());
+    program.env("TINYVLLM_SPECULATIVE_CONFIG", "{\"method\":\"ngram\"}").run().success();
     check("--num-scheduler-steps 0", &["--num-scheduler-steps is 0"]);
     check("--threads 0", &["--threads is 0"]);
     check("--kernels reference --threads 2", &["--threads has no effect", "RAYON_NUM_THREADS"]);

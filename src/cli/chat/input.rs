@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use rustyline::completion::Completer;
 use rustyline::error::ReadlineError;
-use rustyline::highlight::{CmdKind, Highlighter};
+use rustyline::highlight::Highlighter;
 use rustyline::hint::Hinter;
 use rustyline::history::FileHistory;
 use rustyline::validate::Validator;
@@ -74,21 +74,22 @@ impl Input {
 
     fn next_line(&mut self, prompt: &str) -> anyhow::Result<Line> {
         let Self::Terminal { editor, console, .. } = self else { return Ok(Line::End) };
-        let mut kept = (String::new(), String::new());
         loop {
-            match editor.readline_with_initial(prompt, (&kept.0, &kept.1)) {
+            match editor.readline(prompt) {
                 Ok(line) => return Ok(Line::Of(line)),
                 Err(ReadlineError::Eof) => return Ok(Line::End),
                 Err(ReadlineError::Interrupted) => {
                     console.note("(Ctrl-D or /quit leaves)");
                     return Ok(Line::Interrupted);
                 }
-                // The editor drops what it read with such a byte. The rest of it would be another text, or worse, the
-                // lines of a paste as questions.
+                // With such a byte the editor drops all that it has read. The rest of it would be another text, or
+                // the lines of a paste as questions.
                 Err(ReadlineError::Io(error)) if error.kind() == io::ErrorKind::InvalidData => {
                     keyboard::drop_input();
-                    kept = editor.helper().map(Typed::parts).unwrap_or_default();
-                    console.note("(not UTF-8, and dropped with what was pasted after it)");
+                    let typed = editor.helper().map(|typed| typed.0.take()).unwrap_or_default();
+                    // A chat works without its history.
+                    let _ = editor.add_history_entry(typed.trim());
+                    console.note("(not UTF-8, so the line is dropped; the up arrow brings it back)");
                 }
                 Err(error) => return Err(error).context("cannot read from the terminal"),
             }
@@ -116,42 +117,20 @@ fn next_of(pipe: &mut impl BufRead) -> io::Result<Option<String>> {
     Ok(Some(String::from_utf8_lossy(line).into_owned()))
 }
 
-/// The line in the editor and its cursor, which outlive an error of the editor. It asks for hints after each change,
-/// and for highlighting after each movement.
+/// The line in the editor, which outlives an error of the editor. It asks for a hint after each change.
 #[derive(Debug, Default)]
-pub(super) struct Typed(RefCell<(String, usize)>);
-
-impl Typed {
-    fn set(&self, line: &str, cursor: usize) {
-        let mut typed = self.0.borrow_mut();
-        typed.0.clear();
-        typed.0.push_str(line);
-        typed.1 = cursor;
-    }
-
-    /// The text before the cursor and after it.
-    fn parts(&self) -> (String, String) {
-        let (line, cursor) = &*self.0.borrow();
-        let (before, after) = line.split_at_checked(*cursor).unwrap_or((line, ""));
-        (before.to_owned(), after.to_owned())
-    }
-}
+pub(super) struct Typed(RefCell<String>);
 
 impl Hinter for Typed {
     type Hint = String;
 
-    fn hint(&self, line: &str, cursor: usize, _context: &rustyline::Context<'_>) -> Option<String> {
-        self.set(line, cursor);
+    fn hint(&self, line: &str, _cursor: usize, _context: &rustyline::Context<'_>) -> Option<String> {
+        line.clone_into(&mut self.0.borrow_mut());
         None
     }
 }
 
-impl Highlighter for Typed {
-    fn highlight_char(&self, line: &str, cursor: usize, _kind: CmdKind) -> bool {
-        self.set(line, cursor);
-        false
-    }
-}
+impl Highlighter for Typed {}
 
 impl Completer for Typed {
     type Candidate = String;
