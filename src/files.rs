@@ -63,13 +63,16 @@ pub fn read_up_to(reader: impl Read, max_bytes: u64) -> io::Result<Vec<u8>> {
 /// Bytes as text, without the byte order mark that some editors write.
 ///
 /// # Errors
-/// If they are not UTF-8.
+/// If they are not UTF-8, with the first line that is not.
 pub fn text(mut bytes: Vec<u8>) -> io::Result<String> {
     if bytes.starts_with(BYTE_ORDER_MARK) {
         bytes.drain(..BYTE_ORDER_MARK.len());
     }
-    String::from_utf8(bytes)
-        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not text in UTF-8"))
+    String::from_utf8(bytes).map_err(|error| {
+        let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
+        io::Error::new(io::ErrorKind::InvalidData, format!("it is not text in UTF-8, in line {line}"))
+    })
 }
 
 /// JSON as Python reads it. `NaN`, `Infinity` and `-Infinity` become texts: a key that is not read may have them, and

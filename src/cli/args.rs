@@ -190,15 +190,15 @@ mod tests {
         let words = "--prompt-ids 5,6,7 --prompt-ids 8 --kv-cache-memory-bytes 2M --device cuda:1 \
                      --gpu-memory-utilization 0.5 --quantization q4_k --logit-bias 5=-1.5 --stop-token-ids 1,2 -c 64 --temperature 0";
         let cli = parse(&words.split_whitespace().collect::<Vec<_>>()).unwrap();
-        let GenerateArgs { prompt, sampling, engine, .. } = cli.generate;
+        let GenerateArgs { prompt, answers, engine, .. } = cli.generate;
         let ids: Vec<_> = prompt.prompt_ids.into_iter().map(|ids| ids.0).collect();
         assert_eq!(ids, [vec![5, 6, 7], vec![8]]);
-        let options = engine.options();
+        let options = engine.options().unwrap();
         assert_eq!(options.limits.kv_cache_memory_bytes, Some(2 << 20));
         assert_eq!((options.limits.max_model_len, options.limits.gpu_memory_utilization), (Some(64), 0.5));
         assert!(options.limits.enable_prefix_caching);
         assert_eq!((options.device, options.quantization), (DeviceChoice::Cuda(1), Some(Quantization::Q4K)));
-        let params = sampling.params(&SamplingDefaults::default());
+        let params = answers.sampling.params(&SamplingDefaults::default());
         assert_eq!((params.logit_bias[&5], params.stop_token_ids), (-1.5, vec![1, 2]));
         assert_eq!(params.temperature, 0.0);
     }
@@ -207,7 +207,7 @@ mod tests {
     fn the_last_of_two_opposite_flags_counts() {
         let check = |words: &[&str], expected: bool| {
             let engine = parse(words).unwrap().generate.engine;
-            assert_eq!(engine.options().limits.enable_prefix_caching, expected, "{words:?}");
+            assert_eq!(engine.options().unwrap().limits.enable_prefix_caching, expected, "{words:?}");
         };
         check(&[], true);
         check(&["--enable-prefix-caching"], true);

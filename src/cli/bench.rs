@@ -12,7 +12,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use tinyvllm::config::{SpeculativeConfig, SpeculativeMethod};
+use tinyvllm::config::{EngineConfig, SpeculativeConfig, SpeculativeMethod};
 use tinyvllm::llm::Llm;
 use tinyvllm::ops::{KvCache, MemoryBandwidth, measure_bandwidth};
 
@@ -93,7 +93,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(args: &BenchArgs, max_model_len: usize) -> anyhow::Result<Self> {
+    fn new(args: &BenchArgs, max_model_len: usize) -> Self {
         let or_default = |given: &[usize], default: usize| match given {
             [] => vec![default.max(1)],
             given => given.to_vec(),
@@ -108,22 +108,31 @@ impl Plan {
             prediction_accuracies: args.prediction_accuracies.clone(),
             repeats: args.repeats,
         };
-        let lists = [
-            ("--prompts-at-once", &plan.prompts_at_once[..]),
-            ("--batch-sizes", &plan.batch_sizes[..]),
-            ("--context-lens", &plan.context_lens[..]),
-            ("--output-len", &[plan.output_len][..]),
-            ("--repeats", &[plan.repeats][..]),
-        ];
-        for (flag, values) in lists {
-            if values.contains(&0) {
-                let message = format!("{flag} is 0; it must be at least 1");
-                return Err(tinyvllm::Error::invalid_request(message).into());
-            }
-        }
         // A prompt length of 0 turns off the measurement of prompts.
-        Ok(Self { prompt_lens: plan.prompt_lens.iter().copied().filter(|len| *len > 0).collect(), ..plan })
+        Self { prompt_lens: plan.prompt_lens.iter().copied().filter(|len| *len > 0).collect(), ..plan }
     }
+}
+
+/// The most measurements of a combination.
+const MOST_REPEATS: usize = 10_000;
+
+/// Checks what depends on no model. Lengths are compared with its context.
+fn check_counts(args: &BenchArgs) -> tinyvllm::Result<()> {
+    let output_len = args.output_len.unwrap_or(1);
+    let lists = [
+        ("--prompts-at-once", &args.prompts_at_once[..], EngineConfig::MOST_SEQUENCES),
+        ("--batch-sizes", &args.batch_sizes[..], EngineConfig::MOST_SEQUENCES),
+        ("--context-lens", &args.context_lens[..], EngineConfig::LONGEST),
+        ("--output-len", &[output_len][..], EngineConfig::LONGEST),
+        ("--repeats", &[args.repeats][..], MOST_REPEATS),
+    ];
+    for (flag, values, most) in lists {
+        if let Some(wrong) = values.iter().find(|value| !(1..=most).contains(value)) {
+            let message = format!("{flag} is {wrong}; it must be at least 1 and at most {most}");
+            return Err(tinyvllm::Error::invalid_request(message));
+        }
+    }
+    Ok(())
 }
 
 /// Measures and prints the results.
@@ -135,15 +144,19 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         return serve::run(args);
     }
     let console = Console::new(args.messages);
+    check_counts(args)?;
     let mut options = engine_options(&args.engine, console)?;
     let largest_batch = args.batch_sizes.iter().copied().max().unwrap_or(1);
     options.limits.max_num_seqs = options.limits.max_num_seqs.max(largest_batch);
     options.limits.speculative = args.engine.speculation.config_or(SpeculativeMethod::Forced);
     let llm = load(&merge_model(&args.positional, &args.model)?, &options, console)?;
-    let plan = Plan::new(args, llm.engine().config().max_model_len)?;
+    let plan = Plan::new(args, llm.engine().config().max_model_len);
     if !plan.prediction_accuracies.is_empty() && llm.engine().config().speculative == SpeculativeConfig::off()
     {
         console.note("note: predictions have no effect: speculative decoding is off");
+    }
+    for shape in plan.prompts() {
+        measure::check_prompts(&llm, shape)?;
     }
     for (batch_size, context_len) in plan.generations() {
         measure::check_generation(&llm, batch_size, context_len, plan.output_len)?;

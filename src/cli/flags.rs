@@ -6,6 +6,7 @@ mod sampling;
 use std::path::PathBuf;
 
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use tinyvllm::llm::GenerationConfigChoice;
 
 pub(crate) use self::engine::EngineArgs;
@@ -33,7 +34,7 @@ pub(crate) struct ModelArgs {
 #[command(next_help_heading = "Model")]
 pub(crate) struct RevisionArgs {
     /// Branch, tag or commit of a model on the Hub
-    #[arg(long, hide_short_help = true)]
+    #[arg(long, value_parser = NonEmptyStringValueParser::new(), hide_short_help = true)]
     pub(crate) revision: Option<String>,
 }
 
@@ -116,4 +117,19 @@ pub(crate) struct SystemArgs {
     /// System prompt of the conversation
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) system: Option<String>,
+}
+
+/// How a model answers, for the commands that have it answer.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct AnswerArgs {
+    #[command(flatten)]
+    pub(crate) template: TemplateArgs,
+    #[command(flatten)]
+    pub(crate) generation: GenerationConfigArgs,
+    #[command(flatten)]
+    pub(crate) system: SystemArgs,
+    #[command(flatten)]
+    pub(crate) thinking: ThinkingArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
 }

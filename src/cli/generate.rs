@@ -11,14 +11,11 @@ use clap::error::ErrorKind;
 use tinyvllm::chat::{AnswerFormat, ChatOptions, Message};
 use tinyvllm::demo;
 use tinyvllm::engine::{FinishReason, Request};
-use tinyvllm::llm::{Llm, LlmOptions, TextStream};
+use tinyvllm::llm::{Llm, TextStream};
 use tinyvllm::sampling::{SamplingDefaults, SamplingParams};
 
 use super::console::{Console, Style, paint};
-use super::flags::{
-    EngineArgs, GenerationConfigArgs, JsonArgs, MessageArgs, ModelArgs, SamplingArgs, SystemArgs,
-    TemplateArgs, ThinkingArgs,
-};
+use super::flags::{AnswerArgs, EngineArgs, JsonArgs, MessageArgs, ModelArgs};
 use super::interrupt::{self, Interrupt};
 use super::progress::telling_prompt;
 use super::render::{JsonRender, Render, TextRender, render_request};
@@ -40,15 +37,7 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
     #[command(flatten)]
-    pub(crate) template: TemplateArgs,
-    #[command(flatten)]
-    pub(crate) generation: GenerationConfigArgs,
-    #[command(flatten)]
-    pub(crate) system: SystemArgs,
-    #[command(flatten)]
-    pub(crate) thinking: ThinkingArgs,
-    #[command(flatten)]
-    pub(crate) sampling: SamplingArgs,
+    pub(crate) answers: AnswerArgs,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
     #[command(flatten)]
@@ -136,27 +125,14 @@ pub(crate) fn run(args: &GenerateArgs, caller: Caller) -> anyhow::Result<ExitCod
     let params_for = |defaults: &SamplingDefaults| SamplingParams {
         n: args.output.num_sequences,
         logprobs: args.output.logprobs,
-        ..args.sampling.params(defaults)
+        ..args.answers.sampling.params(defaults)
     };
     // Everything but token ids can be checked before the model is loaded.
     params_for(&SamplingDefaults::default()).validate(usize::MAX)?;
     let task = choose_task(args, caller, console)?;
-    let options = LlmOptions {
-        chat: load::chat_config(&args.template)?,
-        generation_config: args.generation.generation_config.clone(),
-        ..load::engine_options(&args.engine, console)?
-    };
+    let options = load::llm_options(&args.answers, &args.engine, console)?;
     if task == Task::Chat {
-        let (model, sampling) = (&args.model, &args.sampling);
-        return chat::chat(
-            model,
-            &options,
-            sampling,
-            &args.system,
-            args.thinking,
-            args.output.format,
-            console,
-        );
+        return chat::chat(&args.model, &options, &args.answers, args.output.format, console);
     }
     let interrupt = Interrupt::install()?;
     let llm = load::load(&args.model, &options, console)?;
@@ -267,7 +243,7 @@ fn choose_task(args: &GenerateArgs, caller: Caller, console: Console) -> anyhow:
                 .into()),
         };
     }
-    if wants_nothing && !args.prompt.raw && args.system.system.is_none() {
+    if wants_nothing && !args.prompt.raw && args.answers.system.system.is_none() {
         return Ok(Task::Demo);
     }
     let is_chat = caller == Caller::NoCommand
@@ -331,16 +307,17 @@ fn encode(
     is_raw: bool,
     console: Console,
 ) -> tinyvllm::Result<Vec<Vec<u32>>> {
-    let system = args.system.system.as_deref();
+    let system = args.answers.system.system.as_deref();
     let is_raw = is_raw || args.prompt.raw;
     let has_text = prompts.iter().any(|prompt| matches!(prompt, Prompt::Text(_)));
     // A system message without a template is an error of `encode_chat`; a prompt alone is not.
-    let uses_template = !is_raw && (llm.has_chat_template() || system.is_some() || args.thinking.no_thinking);
+    let uses_template =
+        !is_raw && (llm.has_chat_template() || system.is_some() || args.answers.thinking.no_thinking);
     if has_text && !is_raw && !uses_template && llm.tokenizer().is_some() {
         console.note("the model has no chat template: it continues the prompt as it is");
     }
     let options =
-        if uses_template { load::chat_options(llm, args.thinking)? } else { ChatOptions::default() };
+        if uses_template { load::chat_options(llm, args.answers.thinking)? } else { ChatOptions::default() };
     let encode = |prompt: &Prompt| match prompt {
         Prompt::Ids(ids) => Ok(ids.clone()),
         Prompt::Text(text) if uses_template => {

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::{Map, Value, json};
 use tinyvllm::chat::{ReasoningFormat, ToolCallFormat};
-use tinyvllm::llm::{Llm, LlmOptions, ModelReport};
+use tinyvllm::llm::{KvCacheChoice, Llm, LlmOptions, ModelReport};
 use tinyvllm::ops::MemoryBandwidth;
 use tinyvllm::runner::MemoryPlan;
 use tinyvllm::weights::TypeSummary;
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
     let console = Console::new(args.messages);
     let prefix_store = args.engine.prefix_store.options(console)?;
     let kv_offload = args.engine.prefix_store.offload(console)?;
-    let options = LlmOptions { prefix_store, kv_offload, ..args.engine.options() };
+    let options = LlmOptions { prefix_store, kv_offload, ..args.engine.options()? };
     check_device(&options, console)?;
     let model = resolve(&merge_model(&args.positional, &args.model)?, console)?;
     let report = Llm::inspect(&model, &options)?;
@@ -129,7 +129,7 @@ fn to_text(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> String {
 
     let mut memory = vec![
         line("weights", human_bytes(report.demand.weight_bytes).to_string()),
-        line("KV cache per token", human_bytes(report.demand.kv_bytes_per_token).to_string()),
+        line("KV cache per token", kv_cache_line(report)),
         line("available", human_bytes(report.demand.available_bytes).to_string()),
     ];
     if let Some(experts) = report.demand.experts {
@@ -165,6 +165,16 @@ fn to_text(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> String {
         let _ = writeln!(text, "note: {notice}");
     }
     text
+}
+
+/// The size of the KV cache and its type, which weights decide that are not read.
+fn kv_cache_line(report: &ModelReport) -> String {
+    let size = human_bytes(report.demand.kv_bytes_per_token);
+    let dtype = report.kv_cache_dtype.planned();
+    match report.kv_cache_dtype {
+        KvCacheChoice::Auto => format!("{size} in {dtype}, or in bf16 if keys or values overflow it"),
+        KvCacheChoice::Fixed(_) => format!("{size} in {dtype}"),
+    }
 }
 
 /// The bytes that a step reads, and the resulting limit in tokens per second.
@@ -280,6 +290,7 @@ fn to_json(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> Value {
         "expert_bytes": report.demand.experts.map(|experts| experts.num_bytes),
         "expert_file": report.expert_file,
         "kv_bytes_per_token": report.demand.kv_bytes_per_token,
+        "kv_cache_dtype": report.kv_cache_dtype.planned().to_string(),
         "kv_offload_bytes": report.kv_offload_bytes,
         "available_bytes": report.demand.available_bytes,
         "plan": plan,

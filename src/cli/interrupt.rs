@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::Context as _;
 use tinyvllm::engine::AbortHandle;
 
+use super::keyboard;
+
 /// Exit status after Ctrl-C: 128 and the number of the signal.
 pub(crate) const EXIT_CODE: u8 = 130;
 
@@ -79,6 +81,7 @@ impl Drop for Guard<'_> {
 /// Ends the program at once.
 #[expect(clippy::exit, reason = "the main thread may be in the middle of a step that takes seconds")]
 pub(crate) fn exit_now() -> ! {
+    keyboard::restore();
     // Ends the line of a progress bar or an answer.
     if io::stderr().is_terminal() {
         let _ = io::Write::write_all(&mut io::stderr(), b"\n");

@@ -9,7 +9,7 @@ use tinyvllm::llm::{Llm, LlmOptions, OpenedDevice};
 use tinyvllm::tokenizer::dropped_in;
 
 use super::console::Console;
-use super::flags::{EngineArgs, ModelArgs, PositionalModel, TemplateArgs, ThinkingArgs};
+use super::flags::{AnswerArgs, EngineArgs, ModelArgs, PositionalModel, TemplateArgs, ThinkingArgs};
 use super::progress::Progress;
 
 /// Size limit of a chat template.
@@ -59,18 +59,33 @@ fn resolve_name(name: &str, revision: Option<&str>, console: Console) -> anyhow:
 /// The engine's options from the flags. Downloads the draft model if they name one.
 ///
 /// # Errors
-/// If there is no such model, or it cannot be downloaded.
+/// If a value is out of range, there is no such model, or it cannot be downloaded.
 pub(crate) fn engine_options(args: &EngineArgs, console: Console) -> anyhow::Result<LlmOptions> {
+    let options = args.options()?;
     let draft = args.speculation.draft_model().map(|name| resolve_name(name, None, console));
     let prefix_store = args.prefix_store.options(console)?;
     let kv_offload = args.prefix_store.offload(console)?;
-    let options = LlmOptions { draft_model: draft.transpose()?, prefix_store, kv_offload, ..args.options() };
+    let options = LlmOptions { draft_model: draft.transpose()?, prefix_store, kv_offload, ..options };
     if options.prefix_store.is_some() && !options.limits.enable_prefix_caching {
         return Err(Error::invalid_request("--prefix-cache-dir has no effect without the prefix cache")
             .with_hint("omit --no-enable-prefix-caching")
             .into());
     }
     Ok(options)
+}
+
+/// The same for a command that has the model answer.
+///
+/// # Errors
+/// As [`engine_options`], and if the chat template cannot be read.
+pub(crate) fn llm_options(
+    answers: &AnswerArgs,
+    engine: &EngineArgs,
+    console: Console,
+) -> anyhow::Result<LlmOptions> {
+    let generation_config = answers.generation.generation_config.clone();
+    let chat = chat_config(&answers.template)?;
+    Ok(LlmOptions { chat, generation_config, ..engine_options(engine, console)? })
 }
 
 /// Reads the chat template that the flags name.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use tinyvllm::chat::{ChatConfig, FormatChoice, ReasoningFormat, ToolCallFormat};
 use tinyvllm::hub::ModelSource;
 use tinyvllm::llm::{Llm, LlmOptions};
@@ -49,7 +50,7 @@ pub(crate) struct ServeArgs {
 #[command(next_help_heading = "Server")]
 struct ServerArgs {
     /// Address to listen on; 0.0.0.0 listens on every network
-    #[arg(long, default_value = "127.0.0.1")]
+    #[arg(long, default_value = "127.0.0.1", value_parser = NonEmptyStringValueParser::new())]
     host: String,
     /// Port; 0 lets the system choose; ollama's clients expect 11434
     #[arg(long, default_value_t = 8_000)]
@@ -58,7 +59,7 @@ struct ServerArgs {
     #[arg(long)]
     open: bool,
     /// Name of the model in requests; may be repeated; answers use the first one
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     served_model_name: Vec<String>,
     /// Format of the model's tool calls: auto (detected from its template), none, or a name such as hermes,
     /// mistral or deepseek_v3; the error for an unknown name lists them all

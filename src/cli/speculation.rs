@@ -18,14 +18,16 @@ pub(crate) struct SpeculationArgs {
         long,
         value_parser = parse_value::<Speculation>,
         value_name = "JSON",
-        overrides_with = "no_speculation",
         hide_short_help = true
     )]
     speculative_config: Option<Speculation>,
     /// Generate tokens one by one
-    #[arg(long, overrides_with = "speculative_config", hide_short_help = true)]
+    #[arg(long, hide_short_help = true)]
     no_speculation: bool,
 }
+
+/// The variable of --speculative-config.
+const VARIABLE: &str = "TINYVLLM_SPECULATIVE_CONFIG";
 
 /// The parsed JSON.
 #[derive(Debug, Clone)]
@@ -43,6 +45,18 @@ impl FromStr for Speculation {
 }
 
 impl SpeculationArgs {
+    /// # Errors
+    /// If tokens are to be drafted and not to be drafted.
+    pub(crate) fn check(&self) -> tinyvllm::Result<()> {
+        // An argument wins over a variable, as everywhere.
+        let is_typed = std::env::var_os(VARIABLE).is_none_or(|value| value.is_empty());
+        if self.no_speculation && is_typed && self.speculative_config.is_some() {
+            let message = "--speculative-config and --no-speculation contradict each other";
+            return Err(Error::invalid_request(message).with_hint("leave one of them out"));
+        }
+        Ok(())
+    }
+
     /// The flags as the library's type.
     pub(crate) fn config(&self) -> SpeculativeConfig {
         self.config_or(SpeculativeMethod::Suffix)

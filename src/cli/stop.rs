@@ -4,6 +4,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use tinyvllm::{Error, ErrorKind};
 
 use super::console::Console;
@@ -21,7 +22,7 @@ const SILENCE: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone, Args)]
 pub(crate) struct StopArgs {
     /// Model, port, address or process id of the server [default: the only one that runs]
-    #[arg(value_name = "SERVER", conflicts_with = "all")]
+    #[arg(value_name = "SERVER", value_parser = NonEmptyStringValueParser::new(), conflicts_with = "all")]
     server: Option<String>,
     /// Stop all of them
     #[arg(long)]

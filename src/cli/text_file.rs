@@ -37,5 +37,5 @@ fn read_from(reader: io::Result<impl Read>, name: &dyn std::fmt::Display) -> any
         }
         bytes => files::text(bytes.with_context(|| format!("cannot read {name}"))?),
     };
-    text.map_err(|_| Error::invalid_request(format!("{name} is not text in UTF-8")).into())
+    text.map_err(|error| Error::invalid_request(format!("cannot read {name}: {error}")).into())
 }

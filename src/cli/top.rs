@@ -212,7 +212,7 @@ async fn look(client: &HttpClient) -> anyhow::Result<Snapshot> {
     Ok(snapshot)
 }
 
-/// Waits for Ctrl-C or SIGTERM.
+/// Waits for Ctrl-C or another signal that ends a program.
 async fn should_end() {
     let ctrl_c = async {
         if tokio::signal::ctrl_c().await.is_err() {
@@ -222,15 +222,16 @@ async fn should_end() {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
-        let (Ok(mut terminate), Ok(mut hangup)) =
-            (signal(SignalKind::terminate()), signal(SignalKind::hangup()))
-        else {
+        let [terminate, hangup, quit] =
+            [SignalKind::terminate(), SignalKind::hangup(), SignalKind::quit()].map(signal);
+        let (Ok(mut terminate), Ok(mut hangup), Ok(mut quit)) = (terminate, hangup, quit) else {
             return ctrl_c.await;
         };
         tokio::select! {
             () = ctrl_c => {}
             _ = terminate.recv() => {}
             _ = hangup.recv() => {}
+            _ = quit.recv() => {}
         }
     }
     #[cfg(not(unix))]

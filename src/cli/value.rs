@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use tinyvllm::Error;
+use tinyvllm::config::EngineConfig;
 use tinyvllm::ops::cpu::simd::CpuLevel;
 
 /// Token ids separated by commas.
@@ -138,6 +139,14 @@ pub(crate) fn parse_count(text: &str) -> Result<usize, String> {
     match number * factor as f64 {
         count if (0.0..=1e15).contains(&count) => Ok(count.round() as usize),
         _ => Err(wrong()),
+    }
+}
+
+/// A number of tokens of a sequence, refused if no sequence is as long.
+pub(crate) fn at_most_a_sequence(num_tokens: usize) -> Result<usize, String> {
+    match num_tokens {
+        ..=EngineConfig::LONGEST => Ok(num_tokens),
+        _ => Err(format!("it must be at most {}, which no context exceeds", EngineConfig::LONGEST)),
     }
 }
 

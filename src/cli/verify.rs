@@ -48,12 +48,12 @@ pub(crate) struct VerifyArgs {
 /// If the model or the reference cannot be read, or they do not match.
 pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let console = Console::new(args.messages);
-    if args.tolerance.is_nan() || args.tolerance < 0.0 {
-        let message = format!("--tolerance is {}; it must be at least 0", args.tolerance);
+    if !(0.0..=f32::MAX).contains(&args.tolerance) {
+        let message = format!("--tolerance is {}; it must be at least 0 and finite", args.tolerance);
         return Err(Error::invalid_request(message).into());
     }
     let reference = Reference::read(&args.reference)?;
-    let mut options = args.engine.options();
+    let mut options = args.engine.options()?;
     // With half precision, rounding would exceed every other difference.
     options.kv_cache_dtype = args.engine.kv_cache_dtype.unwrap_or(KvCacheChoice::Fixed(KvCacheDType::F32));
     let interrupt = Interrupt::install()?;

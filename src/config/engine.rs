@@ -82,7 +82,44 @@ impl WindowLimits {
     }
 }
 
+/// A limit that a user sets, with a range that no model and no machine changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EngineFlag {
+    BlockSize,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    NumSchedulerSteps,
+    NumSpeculativeTokens,
+}
+
+impl EngineFlag {
+    /// # Errors
+    /// [`crate::ErrorKind::InvalidRequest`] naming the flag, its value and the range, if the value is outside it.
+    pub(crate) fn check(self, value: usize) -> Result<()> {
+        let (name, low, high) = match self {
+            Self::BlockSize => ("block-size", 1, 1_024),
+            Self::MaxModelLen => ("max-model-len", 2, EngineConfig::LONGEST),
+            Self::MaxNumBatchedTokens => ("max-num-batched-tokens", 1, 1 << 20),
+            Self::MaxNumSeqs => ("max-num-seqs", 1, EngineConfig::MOST_SEQUENCES),
+            Self::NumSchedulerSteps => ("num-scheduler-steps", 1, 256),
+            Self::NumSpeculativeTokens => ("num-speculative-tokens", 0, SpeculativeConfig::MAX_TOKENS),
+        };
+        if (low..=high).contains(&value) {
+            return Ok(());
+        }
+        Err(Error::invalid_request(format!(
+            "--{name} is {value}; it must be at least {low} and at most {high}"
+        )))
+    }
+}
+
 impl EngineConfig {
+    /// No sequence is longer, in tokens.
+    pub const LONGEST: usize = 1 << 24;
+    /// The largest `--max-num-seqs`.
+    pub const MOST_SEQUENCES: usize = 4_096;
+
     /// Most rows of logits in a step, and most tokens in it that attend by themselves: one for each sequence, and a draft of
     /// one of them.
     #[must_use]
@@ -121,19 +158,11 @@ impl EngineConfig {
     /// # Errors
     /// [`crate::ErrorKind::InvalidRequest`] naming the flag, its value and the limit.
     pub fn validate(&self) -> Result<()> {
-        let check = |name: &str, value: usize, low: usize, high: usize| {
-            if (low..=high).contains(&value) {
-                return Ok(());
-            }
-            Err(Error::invalid_request(format!(
-                "--{name} is {value}; it must be at least {low} and at most {high}"
-            )))
-        };
-        check("block-size", self.block_size, 1, 1_024)?;
-        check("max-num-seqs", self.max_num_seqs, 1, 4_096)?;
-        check("num-scheduler-steps", self.num_scheduler_steps, 1, 256)?;
+        EngineFlag::BlockSize.check(self.block_size)?;
+        EngineFlag::MaxNumSeqs.check(self.max_num_seqs)?;
+        EngineFlag::NumSchedulerSteps.check(self.num_scheduler_steps)?;
         let num_speculative_tokens = self.speculative.num_speculative_tokens;
-        check("num-speculative-tokens", num_speculative_tokens, 0, SpeculativeConfig::MAX_TOKENS)?;
+        EngineFlag::NumSpeculativeTokens.check(num_speculative_tokens)?;
         if self.speculative.method == SpeculativeMethod::Mtp && num_speculative_tokens > 0 {
             let num_steps = self.num_scheduler_steps;
             if num_steps > 1 {
@@ -143,7 +172,7 @@ impl EngineConfig {
                 .with_hint("omit --num-scheduler-steps, or give another method"));
             }
         }
-        check("max-model-len", self.max_model_len, 2, 1 << 24)?;
+        EngineFlag::MaxModelLen.check(self.max_model_len)?;
         if self.max_num_batched_tokens < self.max_num_seqs {
             return Err(Error::invalid_request(format!(
                 "--max-num-batched-tokens is {}, less than --max-num-seqs, which is {}",
@@ -151,7 +180,7 @@ impl EngineConfig {
             ))
             .with_hint("every running sequence needs a token in each step"));
         }
-        check("max-num-batched-tokens", self.max_num_batched_tokens, 1, 1 << 20)?;
+        EngineFlag::MaxNumBatchedTokens.check(self.max_num_batched_tokens)?;
         if self.max_model_len > self.kv_cache_tokens() {
             return Err(Error::new(
                 crate::ErrorKind::Capacity,

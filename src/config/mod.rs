@@ -8,6 +8,7 @@ mod shard;
 mod speculative;
 
 pub use architecture::{ARCHITECTURES, Architecture, Decoder, LocalBase, QkNorm, RouterDefaults};
+pub(crate) use engine::EngineFlag;
 pub use engine::{EngineConfig, WindowLimits};
 pub use model::{
     ExpertsConfig, LatentAttentionConfig, LayerAttention, ModelConfig, QueryGrowth, RopeConfig, RopeScaling,

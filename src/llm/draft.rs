@@ -75,7 +75,7 @@ impl OpenedDraft {
             block_size: engine.block_size,
         };
         let dtype =
-            options.kv_cache_dtype.choose(checkpoint, config, context.is_gpu(), num_threads(options))?;
+            options.kv_cache_dtype.choose(checkpoint, config, context.is_gpu(), num_threads(options)?)?;
         let model = models::load(checkpoint, config, context, &load_options, &|_| ())?;
         let cache = KvCache::new(context, config, engine.num_blocks, engine.block_size, dtype.dtype)?;
         DraftModel::new(model, cache, engine.max_num_batched_tokens)

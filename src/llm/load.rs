@@ -222,7 +222,7 @@ impl Llm {
             &opened.checkpoint,
             &opened.config,
             rounds_queries,
-            num_threads(options),
+            num_threads(options)?,
         )?;
         let ChosenKvCache { dtype: kv_cache_dtype, notice, broken_logits_hint } = kv_cache;
         let in_file = demand.experts.filter(|_| experts_in_file);
@@ -393,7 +393,8 @@ impl OpenedModel {
 
     /// The inputs of the memory plan.
     pub(super) fn demand(&self, options: &LlmOptions, device: &OpenedDevice) -> Result<MemoryDemand> {
-        options.limits.check_gpu_memory_utilization()?;
+        options.limits.validate()?;
+        num_threads(options)?;
         let available_bytes = match device {
             OpenedDevice::Cpu(_) => available_memory_bytes(),
             OpenedDevice::Gpu(gpu) if device.has_own_memory() => {
@@ -527,7 +528,7 @@ impl OpenedModel {
 
     /// The conversion of weights at load, if one was requested.
     pub(super) fn quantizer(&self, options: &LlmOptions) -> Result<Option<Quantizer>> {
-        let num_threads = NonZeroUsize::new(num_threads(options)).unwrap_or(NonZeroUsize::MIN);
+        let num_threads = NonZeroUsize::new(num_threads(options)?).unwrap_or(NonZeroUsize::MIN);
         match (options.quantization, options.dtype.dtype()) {
             (Some(_), Some(dtype)) => {
                 Err(Error::invalid_request(format!("--dtype {dtype} and --quantization exclude each other")))
@@ -602,17 +603,20 @@ fn has_tokenizer(folder: &Path) -> bool {
     ["tokenizer.json", "tokenizer.model", "vocab.json"].iter().any(|name| folder.join(name).exists())
 }
 
-pub(super) fn num_threads(options: &LlmOptions) -> usize {
-    options.threads.unwrap_or_else(ThreadPool::default_num_threads)
-}
-
-fn new_context(options: &LlmOptions, device: OpenedDevice) -> Result<Context> {
-    let num_threads = num_threads(options);
+/// # Errors
+/// [`ErrorKind::InvalidRequest`] if it is out of range.
+pub(super) fn num_threads(options: &LlmOptions) -> Result<usize> {
+    let num_threads = options.threads.unwrap_or_else(ThreadPool::default_num_threads);
     if num_threads == 0 || num_threads > 1_024 {
         return Err(Error::invalid_request(format!(
             "--threads is {num_threads}; it must be at least 1 and at most 1024"
         )));
     }
+    Ok(num_threads)
+}
+
+fn new_context(options: &LlmOptions, device: OpenedDevice) -> Result<Context> {
+    let num_threads = num_threads(options)?;
     let level = options.cpu_level.unwrap_or_else(CpuLevel::detect);
     match device {
         OpenedDevice::Cpu(_) => {

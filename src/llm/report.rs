@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use super::load::OpenedModel;
-use super::{Llm, LlmOptions, expert_file};
-use crate::Result;
+use super::{KvCacheChoice, Llm, LlmOptions, expert_file};
 use crate::chat::AnswerFormat;
 use crate::config::{ExpertsConfig, ModelConfig};
 use crate::hub::ResolvedModel;
 use crate::models::WeightTraffic;
 use crate::runner::{MemoryDemand, MemoryPlan, plan_memory};
 use crate::weights::TypeSummary;
+use crate::{ErrorKind, Result};
 
 /// Configuration, weights and memory plan of a model.
 #[derive(Debug, Clone)]
@@ -33,6 +33,8 @@ pub struct ModelReport {
     pub traffic: WeightTraffic,
     /// The inputs of the memory plan.
     pub demand: MemoryDemand,
+    /// The type of the KV cache, which for `auto` may be another of the same size when the weights are known.
+    pub kv_cache_dtype: KvCacheChoice,
     /// Bytes of host memory for blocks that a GPU's cache evicts.
     pub kv_offload_bytes: Option<u64>,
     /// How many tokens a token attends to at most in each layer, if there is a limit.
@@ -104,13 +106,17 @@ impl Llm {
     /// Reads everything but the weights.
     ///
     /// # Errors
-    /// If a file is damaged, or the model is none that can be run.
+    /// If a file is damaged, the model is none that can be run, or an option has a value that no machine could run with.
     pub fn inspect(model: &ResolvedModel, options: &LlmOptions) -> Result<ModelReport> {
         let opened = OpenedModel::open(model, options)?;
         let device = options.open_device()?;
         let demand = opened.demand(options, &device)?;
         let kept_as = |file_type| device.kept_as(file_type);
-        let plan = plan_memory(&demand, &options.limits).map_err(|error| error.to_string());
+        let plan = match plan_memory(&demand, &options.limits) {
+            // What no machine could run is wrong, and not a fact of the model.
+            Err(error) if error.kind() == ErrorKind::InvalidRequest => return Err(error),
+            plan => plan.map_err(|error| error.to_string()),
+        };
         let config = &opened.config;
         let quantizer = opened.quantizer(options)?;
         let quantizer = quantizer.as_ref();
@@ -164,6 +170,7 @@ impl Llm {
             traffic: WeightTraffic::of(&opened.checkpoint, config, quantizer, kept_as)?,
             windows: config.layer_attention.iter().map(|layer| layer.window).collect(),
             demand,
+            kv_cache_dtype: options.kv_cache_dtype,
             kv_offload_bytes: options.kv_offload.as_ref().map(|offload| offload.max_bytes),
             expert_file: match &plan {
                 Ok(plan) if plan.experts_in_file => Some(expert_file::path(&opened, options)?),

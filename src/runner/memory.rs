@@ -4,7 +4,7 @@
 use std::str::FromStr;
 
 use super::cache_blocks::{CacheBlocks, WindowDemand};
-use crate::config::{EngineConfig, SpeculativeConfig, SpeculativeMethod};
+use crate::config::{EngineConfig, EngineFlag, SpeculativeConfig, SpeculativeMethod};
 use crate::{Error, ErrorKind, Result};
 
 /// Fraction of the memory after the weights that the KV cache may take by default, where other programs
@@ -171,6 +171,20 @@ impl Default for EngineLimits {
 }
 
 impl EngineLimits {
+    /// Checks what depends on no model and no machine.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidRequest`] naming the flag, its value and the range.
+    pub fn validate(&self) -> Result<()> {
+        EngineFlag::BlockSize.check(self.block_size)?;
+        EngineFlag::MaxNumSeqs.check(self.max_num_seqs)?;
+        EngineFlag::NumSchedulerSteps.check(self.num_scheduler_steps)?;
+        EngineFlag::NumSpeculativeTokens.check(self.speculative.num_speculative_tokens)?;
+        self.max_model_len.map_or(Ok(()), |given| EngineFlag::MaxModelLen.check(given))?;
+        self.max_num_batched_tokens.map_or(Ok(()), |given| EngineFlag::MaxNumBatchedTokens.check(given))?;
+        self.check_gpu_memory_utilization()
+    }
+
     /// Bytes that may be used of a GPU's own memory, of which `free_bytes` are free.
     ///
     /// # Errors
@@ -209,6 +223,8 @@ impl EngineLimits {
 /// [`ErrorKind::Capacity`] if the weights or a context of the asked length do not fit;
 /// [`ErrorKind::InvalidRequest`] if limits contradict each other or the model.
 pub fn plan_memory(demand: &MemoryDemand, limits: &EngineLimits) -> Result<MemoryPlan> {
+    // First of all, because the rest multiplies them.
+    limits.validate()?;
     let in_memory = || plan_with(demand, limits, None);
     let in_file = |experts| plan_with(demand, limits, Some(experts));
     match (limits.expert_weights, demand.experts) {
@@ -240,9 +256,6 @@ fn plan_with(
     limits: &EngineLimits,
     in_file: Option<ExpertDemand>,
 ) -> Result<MemoryPlan> {
-    if limits.block_size == 0 {
-        return Err(Error::invalid_request("--block-size is 0; it must be at least 1"));
-    }
     let (in_file_bytes, layer) = in_file.map_or((0, 0), |experts| (experts.num_bytes, experts.layer_bytes));
     let weight_bytes = demand.weight_bytes.saturating_sub(in_file_bytes);
     let left = demand.available_bytes.checked_sub(weight_bytes.saturating_add(layer)).ok_or_else(|| {
@@ -263,11 +276,6 @@ fn plan_with(
                 "use a smaller or more strongly quantised model"
             })
     })?;
-    if let Some(wanted @ ..2) = limits.max_model_len {
-        return Err(Error::invalid_request(format!(
-            "--max-model-len is {wanted}; it must be at least 2, a token of a prompt and one of its answer"
-        )));
-    }
     if let Some(wanted) = limits.max_model_len
         && wanted > demand.max_position_embeddings
     {
@@ -461,6 +469,12 @@ mod tests {
                 ..EngineLimits::default()
             };
             let words = format!("--max-model-len is {max_model_len}; it must be at least 2");
+            check(DEMAND, limits, ErrorKind::InvalidRequest, &[&words]);
+        }
+        // Before the memory, which would be a product of it.
+        for block_size in [0, 1_025, usize::MAX] {
+            let limits = EngineLimits { block_size, max_model_len: Some(64), ..EngineLimits::default() };
+            let words = format!("--block-size is {block_size}; it must be at least 1 and at most 1024");
             check(DEMAND, limits, ErrorKind::InvalidRequest, &[&words]);
         }
     }

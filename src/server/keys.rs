@@ -284,6 +284,14 @@ mod tests {
     }
 
     #[test]
+    fn bytes_that_are_no_text_are_named_by_their_line_and_not_shown() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), b"a\n\nsecret\xe9\nb\n").unwrap();
+        let error = KeyRing::open(&[], Some(file.path())).unwrap_err().to_string();
+        assert!(error.contains("not text in UTF-8, in line 3") && !error.contains("secret"), "{error}");
+    }
+
+    #[test]
     fn keys_are_compared_whole_and_keep_their_numbers() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "beta weight=2\ngamma").unwrap();

@@ -502,6 +502,9 @@ fn start_loading(
     Ok(loaded)
 }
 
+/// With less, a server would refuse everything.
+const MIN_BODY_BYTES: usize = 1 << 10;
+
 fn check(config: &ServerConfig) -> Result<()> {
     let limits = [
         ("--max-connections", config.max_connections),
@@ -511,6 +514,21 @@ fn check(config: &ServerConfig) -> Result<()> {
         if limit == 0 {
             return Err(Error::invalid_request(format!("{flag} is 0; it must be at least 1")));
         }
+    }
+    let timeouts = [
+        ("--header-timeout", config.header_timeout),
+        ("--body-timeout", config.body_timeout),
+        ("--write-timeout", config.write_timeout),
+    ];
+    if let Some((flag, _)) = timeouts.iter().find(|(_, timeout)| timeout.is_zero()) {
+        return Err(Error::invalid_request(format!("{flag} is 0; it must be more than 0 seconds")));
+    }
+    if config.max_body_bytes < MIN_BODY_BYTES {
+        let message = format!(
+            "--max-body-bytes is {}; it must be at least {MIN_BODY_BYTES}, for a short request",
+            config.max_body_bytes
+        );
+        return Err(Error::invalid_request(message));
     }
     if config.max_request_memory < account::MIN_BYTES {
         return Err(Error::invalid_request(format!(

@@ -64,11 +64,32 @@ fn what_cannot_be_measured_is_refused_with_its_numbers() {
     for (flags, words) in [
         ("--repeats 0", &["--repeats", "0"][..]),
         ("--prompts-at-once 0", &["--prompts-at-once", "0"]),
+        ("--prompts-at-once 18446744073709551615", &["--prompts-at-once is 18446744073709551615", "4096"]),
+        ("--repeats 4294967296", &["--repeats is 4294967296", "10000"]),
+        ("--prompt-lens 18446744073709551615", &["18446744073709551615", "1024"]),
+        ("--prompt-depths 10000000000", &["10000000000", "1024"]),
+        ("--max-num-seqs 0", &["--max-num-seqs is 0"]),
         ("--batch-sizes 1,0", &["--batch-sizes", "0"]),
         ("--context-lens 60 --output-len 20 --max-model-len 64", &["60", "20", "64"]),
         ("--prompt-lens 64 --max-model-len 64", &["64"]),
-        ("--prompt-lens 20 --prompt-depths 50 --max-model-len 64", &["70", "64"]),
+        ("--prompt-lens 20 --prompt-depths 50 --max-model-len 64", &["20", "50", "64"]),
     ] {
         tinyvllm(&format!("bench -q {flags}")).run().error(1, words);
+    }
+}
+
+#[test]
+fn a_load_that_cannot_be_made_is_refused_before_it_is_made() {
+    let huge = u64::MAX;
+    for (flag, limit) in [
+        (format!("--num-prompts={huge}"), "1000000"),
+        (format!("--num-warmups={huge}"), "1000000"),
+        (format!("--prefix-repetition-num-prefixes={huge}"), "1000000"),
+        (format!("--random-input-len={huge}"), "16777216"),
+        ("--request-rate=1e-20".to_owned(), "at least 0.0001"),
+        ("--burstiness=1e300".to_owned(), "at most 1000000"),
+        ("--temperature=NaN".to_owned(), "number such as 0.7"),
+    ] {
+        tinyvllm(&format!("bench serve {flag}")).run().error(2, &[flag.split_once('=').unwrap().0, limit]);
     }
 }

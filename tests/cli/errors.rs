@@ -21,6 +21,8 @@ fn wrong_usage() {
     check("--kv-cache-memory-bytes 2X", &["2X", "512M or 2G"]);
     check("--logit-bias 5", &["ID=BIAS"]);
     check("--max-tokens -3", &["-3"]);
+    check("--max-tokens 18446744073709551615", &["--max-tokens", "18446744073709551615", "at most 16777216"]);
+    check("--max-model-len 18446744073709551615", &["--max-model-len", "at most 16777216"]);
     check("--top-k -2", &["-2"]);
     check("--temperature hot", &["hot", "--temperature"]);
     check("--seed 1.5", &["1.5"]);
@@ -96,6 +98,13 @@ fn impossible_parameters_are_named_with_their_limit() {
     check("--max-num-seqs 2 --n 3", &["n is 3", "2 sequences"]);
     check("--max-num-batched-tokens 0", &["--max-num-batched-tokens is 0"]);
     check("--block-size 0", &["--block-size is 0"]);
+    check("--block-size 18446744073709551615", &["--block-size is 18446744073709551615", "at most 1024"]);
+    check(
+        "--no-speculation --speculative-config {\"method\":\"ngram\"}",
+        &["--speculative-config and --no-speculation contradict", "hint: "],
+    );
+    let program = tinyvllm("--no-speculation --prompt-ids 5 --max-tokens 1").model(tiny_llama());
+    program.env("TINYVLLM_SPECULATIVE_CONFIG", "{\"method\":\"ngram\"}").run().success();
     check("--num-scheduler-steps 0", &["--num-scheduler-steps is 0"]);
     check("--threads 0", &["--threads is 0"]);
     check("--kernels reference --threads 2", &["--threads has no effect", "RAYON_NUM_THREADS"]);
@@ -109,6 +118,60 @@ fn impossible_parameters_are_named_with_their_limit() {
         let flag = format!("--gpu-memory-utilization {share}");
         let message = format!("--gpu-memory-utilization is {share}; it must be more than 0 and at most 1");
         check(&flag, &[&message, "hint: ", "0.9"]);
+    }
+}
+
+#[test]
+fn a_server_that_would_refuse_everything_does_not_start() {
+    for (flag, limit) in [
+        ("--max-body-bytes 0", "at least 1024"),
+        ("--max-connections 0", "at least 1"),
+        ("--header-timeout 0", "more than 0"),
+        ("--body-timeout 0", "more than 0"),
+        ("--write-timeout 0", "more than 0"),
+    ] {
+        let name = flag.split(' ').next().unwrap();
+        tinyvllm(&format!("serve demo --port 0 {flag}")).run().error(1, &[&format!("{name} is 0"), limit]);
+    }
+}
+
+#[test]
+fn an_empty_name_is_no_name_and_an_empty_variable_is_none() {
+    for (command, flag) in [
+        ("serve demo --port 0", "--served-model-name"),
+        ("serve demo --port 0", "--host"),
+        ("bench serve", "--model"),
+        ("bench serve", "--host"),
+        ("info tinyllama", "--revision"),
+        ("--prompt a", "--pre-tokenizer"),
+        ("stop", ""),
+    ] {
+        let arguments = if flag.is_empty() { vec![""] } else { vec![flag, ""] };
+        tinyvllm(command).args(arguments).run().error(2, &[flag, "value is required"]);
+    }
+    tinyvllm("pull").args([""]).run().error(1, &["name of the model is empty", "hint: "]);
+    tinyvllm("serve demo --port 0 --api-key").args([""]).run().error(1, &["an API key is empty", "hint: "]);
+    let variables = ["MODEL", "REVISION", "MAX_MODEL_LEN", "SEED", "STOP", "PRE_TOKENIZER"];
+    let program = tinyvllm("info --json --memory-bandwidth 10");
+    let program =
+        variables.iter().fold(program, |program, name| program.env(&format!("TINYVLLM_{name}"), ""));
+    assert_eq!(program.run().json()[0]["name"], "demo");
+}
+
+/// It is no fact of the model that a value is wrong.
+#[test]
+fn info_refuses_what_no_machine_could_run_with() {
+    for (flag, limit) in [
+        ("--block-size 18446744073709551615", "at most 1024"),
+        ("--threads 0", "at least 1"),
+        ("--max-num-seqs 0", "at least 1"),
+        ("--max-num-batched-tokens 0", "at least 1"),
+        ("--max-model-len 0", "at least 2"),
+        ("--max-model-len 2000", "1024 tokens"),
+    ] {
+        tinyvllm(&format!("info demo --memory-bandwidth 10 {flag}"))
+            .run()
+            .error(1, &[flag.split(' ').next().unwrap(), limit]);
     }
 }
 
@@ -132,7 +195,10 @@ fn standard_input_that_is_no_prompt() {
     let model = tiny_llama();
     tinyvllm("").model(&model).run().error(1, &["standard input", "--prompt"]);
     tinyvllm("generate").run().error(1, &["standard input", "--prompt"]);
-    tinyvllm("--max-tokens 1").stdin(b"ab\xff\xfe".to_vec()).run().error(1, &["standard input", "UTF-8"]);
+    tinyvllm("--max-tokens 1")
+        .stdin(b"ab\n\xff".to_vec())
+        .run()
+        .error(1, &["standard input", "UTF-8", "line 2"]);
     // One character a million times: not an endless computation but too long.
     tinyvllm("").stdin("a".repeat(1 << 20)).run().error(1, &["1024 tokens", "reduce the length"]);
     let long = "\u{1f980}".repeat(100_000);

@@ -124,10 +124,17 @@ fn a_model_with_an_mtp_block_reports_it_and_drafts_on_request() {
 fn info_shows_configuration_types_and_memory() {
     let info = tinyvllm("info --memory-bandwidth 20").model(fixture("kquant/llama/llama.q4_k_mix.gguf"));
     let text = info.run().success();
-    for word in ["vocab_size", "Q4_K", "Q6_K", "KV cache", "context", "none", "20.0 GB/s (given)"] {
+    for word in ["vocab_size", "Q4_K", "Q6_K", "in f16, or in bf16", "context", "none", "20.0 GB/s (given)"] {
         assert!(text.contains(word), "{text} should say {word}");
     }
+    assert!(
+        tinyvllm("info demo --memory-bandwidth 20 --kv-cache-dtype q8_0")
+            .run()
+            .success()
+            .contains("in q8_0\n")
+    );
     let object = tinyvllm("info --json demo").run().json().remove(0);
+    assert_eq!(object["kv_cache_dtype"], "f16");
     let config = &object["config"];
     for number in ["vocab_size", "rope_theta", "rms_norm_eps"] {
         assert!(config[number].is_number(), "{config}");

@@ -2,12 +2,14 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use nix::pty::{OpenptyResult, Winsize, openpty};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::termios::{LocalFlags, tcgetattr};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
@@ -78,11 +80,25 @@ impl Terminal {
     }
 
     pub(crate) fn type_text(&mut self, text: &str) {
-        self.keyboard.write_all(text.as_bytes()).unwrap();
+        self.type_bytes(text.as_bytes());
+    }
+
+    fn type_bytes(&mut self, bytes: &[u8]) {
+        self.keyboard.write_all(bytes).unwrap();
     }
 
     fn interrupt(&self) {
-        kill(Pid::from_raw(self.child.id().try_into().unwrap()), Signal::SIGINT).unwrap();
+        self.signal(Signal::SIGINT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id().try_into().unwrap()), signal).unwrap();
+    }
+
+    /// Whether the terminal waits for lines and shows what is typed, as it does before the program.
+    fn is_ordinary(&self) -> bool {
+        let flags = tcgetattr(&self.keyboard).unwrap().local_flags;
+        flags.contains(LocalFlags::ICANON | LocalFlags::ECHO)
     }
 
     /// Waits for the end; returns the exit code and what was shown since the last wait.
@@ -149,6 +165,10 @@ fn a_chat_has_commands_and_entries_of_several_lines() {
     enter("/regen\r", "the token limit is reached");
     let shown = enter("/show\r", "stop  ");
     assert!(shown.contains("7 messages") && shown.contains("Be brief."), "{shown}");
+    assert!(shown.contains("the chat template has no switch"), "{shown}");
+    enter("/set stop x\r", "stop is [\"x\"]");
+    enter("/set stop none\r", "stop is none");
+    enter("/set think none\r", "think is none: the chat template has no switch");
     let file = folder.join("talk.json");
     enter(&format!("/save {}\r", file.display()), "saved the conversation to");
     enter("/clear\r", "the conversation is empty");
@@ -161,6 +181,53 @@ fn a_chat_has_commands_and_entries_of_several_lines() {
     );
     terminal.type_text("/bye\r");
     assert_eq!(terminal.end().0, Some(0));
+}
+
+#[test]
+fn bytes_that_are_no_text_end_no_chat() {
+    let mut terminal = Terminal::chat("chat demo --temperature 0 --max-tokens 4 --ignore-eos");
+    let file = terminal.home.path().join("talk.json");
+    // As from a keyboard in Latin-1. The up arrow brings the line back.
+    terminal.type_bytes(b"What is a caf\xe9?\r");
+    terminal.wait_for("not UTF-8");
+    terminal.wait_for("> ");
+    terminal.type_text("\x1b[A\x7f\x7f\x7fhouse?\r");
+    terminal.wait_for("the token limit is reached");
+    terminal.wait_for("> ");
+    // A paste: nothing of it is a question of its own.
+    let paste = [b"\x1b[200~one\r\xff", "a".repeat(2_000).as_bytes(), b"\rtwo\rthree\r\x1b[201~"].concat();
+    terminal.type_bytes(&paste);
+    terminal.wait_for("not UTF-8");
+    terminal.wait_for("> ");
+    terminal.type_text(&format!("/save {}\r", file.display()));
+    terminal.wait_for("saved the conversation");
+    let talk = std::fs::read_to_string(&file).unwrap();
+    assert!(talk.contains("\"What is a house?\"") && talk.matches("\"user\"").count() == 1, "{talk}");
+    terminal.type_text("/quit\r");
+    assert_eq!(terminal.end().0, Some(0));
+}
+
+#[test]
+fn every_end_of_a_chat_gives_the_terminal_back() {
+    for signal in [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT] {
+        let mut terminal = Terminal::chat("chat demo");
+        assert!(!terminal.is_ordinary(), "the line editor is at work");
+        terminal.signal(signal);
+        let status = terminal.child.wait().unwrap();
+        assert_eq!(status.signal(), Some(signal as i32));
+        assert!(terminal.is_ordinary(), "{signal}");
+        terminal.wait_for("\x1b[?2004l");
+    }
+    // During an answer the line editor is not at work.
+    let mut terminal = Terminal::chat("chat demo --ignore-eos --kernels reference");
+    terminal.type_text("Tell me a story\r");
+    terminal.wait_for("story");
+    terminal.wait_for("\r\n");
+    terminal.wait_for(" ");
+    assert!(!terminal.is_ordinary(), "keys do not show in the answer");
+    terminal.signal(Signal::SIGTERM);
+    assert_eq!(terminal.child.wait().unwrap().signal(), Some(Signal::SIGTERM as i32));
+    assert!(terminal.is_ordinary());
 }
 
 #[test]

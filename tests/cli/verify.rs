@@ -73,6 +73,12 @@ fn references_that_do_not_belong_to_the_model() {
     check("tiny/llama", "tiny/llama/config.json", "", &["config.json", "safetensors"]);
     check("tiny/llama", "no-such-file", "", &["no-such-file"]);
     check("tiny/llama", "tiny/llama/golden.safetensors", "--tolerance -1", &["--tolerance is -1"]);
+    check(
+        "tiny/llama",
+        "tiny/llama/golden.safetensors",
+        "--tolerance inf",
+        &["--tolerance is inf", "finite"],
+    );
     check("tiny/llama", "tiny/llama/golden.safetensors", "--max-model-len 20", &["48", "20"]);
     let demo = tinyvllm("verify demo --reference").args([fixture("tiny/llama/golden.safetensors")]);
     demo.run().error(1, &["288", "2048"]);

@@ -165,11 +165,34 @@ fn attempt(
 fn submit_together(llm: &Llm, requests: Vec<Request>) -> Result<Vec<(Instant, RequestStream)>> {
     let submit = |request| llm.engine().submit(request).map(|stream| (Instant::now(), stream));
     thread::scope(|scope| {
-        let threads: Vec<_> =
-            requests.into_iter().map(|request| scope.spawn(move || submit(request))).collect();
+        let start = |request| {
+            let thread = thread::Builder::new().spawn_scoped(scope, move || submit(request));
+            thread.map_err(|source| Error::io("cannot start a thread for each request", source))
+        };
+        let threads: Vec<_> = requests.into_iter().map(start).collect::<Result<_>>()?;
         let accepted = threads.into_iter().map(|thread| thread.join().map_err(|_| failed(None))?);
         accepted.collect()
     })
+}
+
+/// Checks that prompts fit into the context.
+///
+/// # Errors
+/// [`ErrorKind::ContextLength`], with the numbers.
+pub(super) fn check_prompts(llm: &Llm, shape: PromptShape) -> Result<()> {
+    let PromptShape { num_tokens, depth, .. } = shape;
+    let max_model_len = llm.engine().config().max_model_len;
+    let len = num_tokens.saturating_add(depth);
+    if len < max_model_len {
+        return Ok(());
+    }
+    let message = format!(
+        "a prompt of {num_tokens} tokens at depth {depth} and the token after it need {} tokens, but the context \
+         window is {max_model_len} tokens",
+        len.saturating_add(1)
+    );
+    Err(Error::new(ErrorKind::ContextLength, message)
+        .with_hint("lower --prompt-lens or --prompt-depths, or raise --max-model-len"))
 }
 
 /// Checks that a generation measurement fits into the context and the cache, so that no sequence is preempted

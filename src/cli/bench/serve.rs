@@ -315,6 +315,7 @@ impl Target {
                 output_len: output_len(workload.prefix_repetition_output_len),
             },
         };
+        dataset.check(num_prompts)?;
         let found = Vocabulary::find(&self.client, self.api, model, workload.vocab_size).await;
         if !found.is_exact {
             console.note(

@@ -30,14 +30,14 @@ pub(super) enum Command<'a> {
 }
 
 pub(super) const HELP: &str = "\
-/set NAME VALUE   change a setting: temperature, top_p, max_tokens, seed, think … (/show lists them)
+/set NAME VALUE   change a setting: temperature, top_p, max_tokens, seed, think … (/show lists them; none unsets)
 /show             the model, the settings and the conversation
 /system [TEXT]    change the system message, or go without one
 /read FILE        put a file before the next question
 /regen            answer the last question again
 /save FILE        keep the conversation in a file
 /load FILE        go on with one
-/reset            forget the conversation (also /clear)
+/reset            forget the conversation, not the settings (also /clear)
 /quit             leave (also /exit, /bye or Ctrl-D)
 /help             show this (also /?)
 \"\"\"               begins and ends a text of several lines; \\ at the end of a line or Alt-Enter continues it

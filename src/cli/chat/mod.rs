@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
 use tinyvllm::chat::{AnswerFormat, ChatOptions, Content, Conversation};
 use tinyvllm::engine::{FinishReason, Request};
 use tinyvllm::llm::{Llm, LlmOptions, TextStream};
@@ -22,15 +22,10 @@ use self::command::{Command, Entry, HELP};
 use self::input::Input;
 use super::answer::AnswerRender;
 use super::console::{Console, print_error};
-use super::flags::{
-    EngineArgs, GenerationConfigArgs, JsonArgs, MessageArgs, ModelArgs, PositionalModel, SamplingArgs,
-    SystemArgs, TemplateArgs, ThinkingArgs,
-};
+use super::flags::{AnswerArgs, EngineArgs, JsonArgs, MessageArgs, ModelArgs, PositionalModel};
 use super::interrupt::Interrupt;
-use super::keyboard::Mode;
-use super::load::{
-    chat_config, chat_options, encode_noting, engine_options, load, merge_model, note_left_out,
-};
+use super::keyboard::{self, Mode};
+use super::load::{chat_options, encode_noting, llm_options, load, merge_model, note_left_out};
 use super::progress::telling_prompt;
 use super::render::{Finished, render_request};
 use super::text_file;
@@ -43,15 +38,7 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     #[command(flatten)]
-    pub(crate) template: TemplateArgs,
-    #[command(flatten)]
-    pub(crate) generation: GenerationConfigArgs,
-    #[command(flatten)]
-    pub(crate) system: SystemArgs,
-    #[command(flatten)]
-    pub(crate) thinking: ThinkingArgs,
-    #[command(flatten)]
-    pub(crate) sampling: SamplingArgs,
+    pub(crate) answers: AnswerArgs,
     #[command(flatten)]
     pub(crate) output: JsonArgs,
     #[command(flatten)]
@@ -67,12 +54,8 @@ pub(crate) struct ChatArgs {
 pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
     let model = merge_model(&args.positional, &args.model)?;
     let console = Console::new(args.messages);
-    let options = LlmOptions {
-        chat: chat_config(&args.template)?,
-        generation_config: args.generation.generation_config.clone(),
-        ..engine_options(&args.engine, console)?
-    };
-    chat(&model, &options, &args.sampling, &args.system, args.thinking, args.output, console)
+    let options = llm_options(&args.answers, &args.engine, console)?;
+    chat(&model, &options, &args.answers, args.output, console)
 }
 
 /// Chats until the user leaves.
@@ -83,19 +66,18 @@ pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
 pub(crate) fn chat(
     model: &ModelArgs,
     options: &LlmOptions,
-    sampling: &SamplingArgs,
-    system: &SystemArgs,
-    thinking: ThinkingArgs,
+    args: &AnswerArgs,
     output: JsonArgs,
     console: Console,
 ) -> anyhow::Result<ExitCode> {
-    sampling.params(&SamplingDefaults::default()).validate(usize::MAX)?;
+    args.sampling.params(&SamplingDefaults::default()).validate(usize::MAX)?;
+    keyboard::restore_on_signals();
     let interrupt = Interrupt::install()?;
     let llm = load(model, options, console)?;
     llm.require_tokenizer()?;
     let format = llm.require_chat()?.answer_format().clone();
-    let params = sampling.params(llm.sampling_defaults());
-    let options = chat_options(&llm, thinking)?;
+    let params = args.sampling.params(llm.sampling_defaults());
+    let options = chat_options(&llm, args.thinking)?;
     let mut answers = Answers {
         llm: &llm,
         format,
@@ -107,7 +89,7 @@ pub(crate) fn chat(
         has_left_out: Cell::default(),
     };
     let mut input = Input::open(console)?;
-    let mut talk = Talk { conversation: Conversation::new(system.system.clone()), attached: Vec::new() };
+    let mut talk = Talk { conversation: Conversation::new(args.system.system.clone()), attached: Vec::new() };
     while let Some(entry) = input.next_entry()? {
         match Entry::parse(&entry) {
             Entry::Nothing => {}
@@ -172,22 +154,11 @@ impl Answers<'_> {
             Command::Show => console.reply(self.description(talk)),
             Command::Set("system", text) => self.obey(&Command::System(Some(text)), talk)?,
             Command::Set("think", value) => {
-                let is_wanted = match value {
-                    "on" | "true" | "yes" => true,
-                    "off" | "false" | "no" => false,
-                    _ => {
-                        return Err(Error::invalid_request(format!("think is on or off, not {value}")).into());
-                    }
-                };
-                let variables = self.llm.require_chat()?.reasoning_variables(is_wanted);
-                self.options.variables = variables.map_err(|error| {
-                    error.with_hint("leave it as it is, or instruct the model with /system")
-                })?;
-                console.reply(format_args!("think is {value}"));
+                self.set_thinking(value)?;
+                console.reply(format_args!("think is {}", self.thinking()));
             }
             Command::Set(name, value) => {
-                settings::set(&mut self.params, name, value)?;
-                console.reply(format_args!("{name} is {value}"));
+                console.reply(settings::set(&mut self.params, name, value)?);
             }
             Command::System(text) => {
                 talk.conversation.set_system(text.map(str::to_owned));
@@ -228,6 +199,38 @@ impl Answers<'_> {
         Ok(())
     }
 
+    /// Switches reasoning on or off, or leaves it to the template.
+    fn set_thinking(&mut self, value: &str) -> anyhow::Result<()> {
+        let is_wanted = match value {
+            "on" | "true" | "yes" => true,
+            "off" | "false" | "no" => false,
+            value if settings::is_none(value) => {
+                self.options.variables.clear();
+                return Ok(());
+            }
+            _ => {
+                let message = format!("think is on, off or none, not {value}");
+                return Err(Error::invalid_request(message).into());
+            }
+        };
+        let variables = self.llm.require_chat()?.reasoning_variables(is_wanted);
+        self.options.variables = variables
+            .map_err(|error| error.with_hint("leave it as it is, or instruct the model with /system"))?;
+        Ok(())
+    }
+
+    /// Whether the model reasons before it answers, as far as the user decided it.
+    fn thinking(&self) -> &'static str {
+        match self.options.variables.values().next().and_then(Value::as_bool) {
+            Some(true) => "on",
+            Some(false) => "off",
+            None => match self.llm.require_chat().and_then(|chat| chat.reasoning_variables(true)) {
+                Ok(_) => "none: the chat template decides",
+                Err(_) => "none: the chat template has no switch",
+            },
+        }
+    }
+
     /// The model, the settings and the conversation.
     fn description(&self, talk: &Talk) -> String {
         let messages = talk.conversation.messages();
@@ -242,9 +245,10 @@ impl Answers<'_> {
         let window = self.llm.engine().config().max_model_len;
         format!(
             "model               {}\nconversation        {} messages, {num_tokens} of {window} tokens\n\
-             system              {system}\n{}",
+             system              {system}\nthink               {}\n{}",
             self.llm.name(),
             messages.len(),
+            self.thinking(),
             settings::list(&self.params)
         )
     }

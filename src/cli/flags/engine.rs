@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::builder::BoolishValueParser;
+use clap::builder::{BoolishValueParser, NonEmptyStringValueParser};
 use clap::{ArgAction, Args};
 use tinyvllm::chat::ChatConfig;
 use tinyvllm::llm::{
@@ -15,7 +15,7 @@ use tinyvllm::weights::Quantization;
 use super::ThreadsArgs;
 use crate::cache::PrefixStoreArgs;
 use crate::speculation::SpeculationArgs;
-use crate::value::{parse_bytes, parse_count, parse_cpu_level, parse_value};
+use crate::value::{at_most_a_sequence, parse_bytes, parse_count, parse_cpu_level, parse_value};
 
 /// How the model is loaded, and the limits of the engine.
 #[derive(Debug, Clone, Args)]
@@ -36,7 +36,13 @@ pub(crate) struct EngineArgs {
     #[command(flatten)]
     pub(crate) threads: ThreadsArgs,
     /// Pre-tokenizer of a GGUF file that names none or a wrong one
-    #[arg(long, value_name = "NAME", help_heading = "Model", hide_short_help = true)]
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_parser = NonEmptyStringValueParser::new(),
+        help_heading = "Model",
+        hide_short_help = true
+    )]
     pub(crate) pre_tokenizer: Option<String>,
     /// Pin each thread to a processor (Linux); for machines that run nothing else
     #[arg(long, hide_short_help = true)]
@@ -141,8 +147,12 @@ pub(crate) struct EngineArgs {
 
 impl EngineArgs {
     /// These flags as the library's type.
-    pub(crate) fn options(&self) -> LlmOptions {
-        LlmOptions {
+    ///
+    /// # Errors
+    /// If a value is out of its range, or two contradict each other.
+    pub(crate) fn options(&self) -> tinyvllm::Result<LlmOptions> {
+        self.speculation.check()?;
+        let options = LlmOptions {
             gpu: None,
             device: self.device,
             kernels: self.kernels,
@@ -171,14 +181,19 @@ impl EngineArgs {
             prefix_store: None,
             kv_offload: None,
             chat: ChatConfig::default(),
-        }
+        };
+        options.limits.validate()?;
+        Ok(options)
     }
 }
 
-/// The window that the model has.
+/// The window that the model has. Nobody can type it as a number.
 const AUTO: usize = usize::MAX;
 
 /// `auto`, which is −1 with vLLM, is what the model has.
 fn window(text: &str) -> Result<usize, String> {
-    if ["auto", "-1"].contains(&text) { Ok(AUTO) } else { parse_count(text) }
+    match text {
+        "auto" | "-1" => Ok(AUTO),
+        text => at_most_a_sequence(parse_count(text)?),
+    }
 }

@@ -1,28 +1,33 @@
 //! How tokens are chosen and when a sequence ends.
 
+use std::num::ParseIntError;
+
 use clap::Args;
 use tinyvllm::sampling::{SamplingDefaults, SamplingParams};
 
-use crate::value::{LogitBias, TokenIds};
+use crate::value::{LogitBias, TokenIds, at_most_a_sequence};
 
 /// A seed, or none.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Seed(Option<u64>);
 
 impl Seed {
-    fn parse(text: &str) -> Result<Self, std::num::ParseIntError> {
+    fn parse(text: &str) -> Result<Self, ParseIntError> {
         Ok(Self(if text == "-1" { None } else { Some(text.parse()?) }))
     }
 }
 
 /// −1 is as many as fit.
-fn limit(text: &str) -> Result<usize, std::num::ParseIntError> {
-    // To the end of the window: vLLM's and llama.cpp's number, and another one of llama.cpp's.
-    if ["-1", "-2"].contains(&text) { Ok(usize::MAX) } else { text.parse() }
+fn limit(text: &str) -> Result<usize, String> {
+    match text {
+        // To the end of the window: vLLM's and llama.cpp's number, and another one of llama.cpp's.
+        "-1" | "-2" => Ok(usize::MAX),
+        text => at_most_a_sequence(text.parse().map_err(|error: ParseIntError| error.to_string())?),
+    }
 }
 
 /// −1 is all, as 0 is.
-fn top_k(text: &str) -> Result<usize, std::num::ParseIntError> {
+fn top_k(text: &str) -> Result<usize, ParseIntError> {
     if text == "-1" { Ok(0) } else { text.parse() }
 }
 

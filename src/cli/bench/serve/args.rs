@@ -1,11 +1,13 @@
 //! The flags of `tinyvllm bench serve`, with vLLM's names and meanings.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::builder::{BoolishValueParser, RangedU64ValueParser};
+use clap::builder::{BoolishValueParser, NonEmptyStringValueParser, RangedU64ValueParser};
 use clap::{ArgAction, Args, ValueEnum};
+use tinyvllm::config::EngineConfig;
 
 use super::summary::ServiceLevels;
 use crate::flags::MessageArgs;
@@ -36,7 +38,7 @@ pub(super) struct TargetArgs {
     #[arg(long, visible_alias = "url", value_name = "URL")]
     pub(super) base_url: Option<String>,
     /// Host, if --base-url is not given
-    #[arg(long, default_value = "127.0.0.1")]
+    #[arg(long, default_value = "127.0.0.1", value_parser = NonEmptyStringValueParser::new())]
     pub(super) host: String,
     /// Port, if --base-url is not given
     #[arg(long, default_value_t = 8_000)]
@@ -49,7 +51,7 @@ pub(super) struct TargetArgs {
     #[arg(long, value_name = "PATH")]
     pub(super) endpoint: Option<String>,
     /// Name of the model in requests [default: the first one of /v1/models]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(super) model: Option<String>,
     /// Key of the server [default: OPENAI_API_KEY of the environment]
     #[arg(long, value_name = "KEY", hide_env_values = true)]
@@ -91,46 +93,46 @@ pub(super) struct WorkloadArgs {
     #[arg(long, value_name = "FILE")]
     pub(super) dataset_path: Option<PathBuf>,
     /// Number of requests
-    #[arg(long, default_value_t = 1_000, value_name = "N", value_parser = at_least_one())]
+    #[arg(long, default_value_t = 1_000, value_name = "N", value_parser = number(1..=MOST_REQUESTS))]
     pub(super) num_prompts: usize,
     /// Seed of prompts and arrivals
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(super) seed: u64,
     /// Tokens in a prompt, for every dataset with such a length
-    #[arg(long, value_name = "TOKENS", value_parser = at_least_one())]
+    #[arg(long, value_name = "TOKENS", value_parser = number(1..=LONGEST))]
     pub(super) input_len: Option<usize>,
     /// Tokens to generate, for every dataset
-    #[arg(long, value_name = "TOKENS", value_parser = at_least_one())]
+    #[arg(long, value_name = "TOKENS", value_parser = number(1..=LONGEST))]
     pub(super) output_len: Option<usize>,
     /// random: tokens in a prompt after the shared prefix [default: 1024, or fewer if the context is shorter]
-    #[arg(long, value_name = "TOKENS", value_parser = at_least_one())]
+    #[arg(long, value_name = "TOKENS", value_parser = number(1..=LONGEST))]
     pub(super) random_input_len: Option<usize>,
     /// random: tokens to generate
-    #[arg(long, default_value_t = 128, value_name = "TOKENS", value_parser = at_least_one())]
+    #[arg(long, default_value_t = 128, value_name = "TOKENS", value_parser = number(1..=LONGEST))]
     pub(super) random_output_len: usize,
     /// random: relative range of lengths, 0 to 1, to both sides
     #[arg(long, default_value_t = 0.0, value_name = "X", value_parser = parse_fraction)]
     pub(super) random_range_ratio: f64,
     /// random: tokens of a prefix that all prompts share
-    #[arg(long, default_value_t = 0, value_name = "TOKENS")]
+    #[arg(long, default_value_t = 0, value_name = "TOKENS", value_parser = number(0..=LONGEST))]
     pub(super) random_prefix_len: usize,
     /// prefix_repetition: tokens of each prefix
-    #[arg(long, default_value_t = 256, value_name = "TOKENS", value_parser = at_least_one())]
+    #[arg(long, default_value_t = 256, value_name = "TOKENS", value_parser = number(1..=LONGEST))]
     pub(super) prefix_repetition_prefix_len: usize,
     /// prefix_repetition: tokens after the prefix
-    #[arg(long, default_value_t = 256, value_name = "TOKENS")]
+    #[arg(long, default_value_t = 256, value_name = "TOKENS", value_parser = number(0..=LONGEST))]
     pub(super) prefix_repetition_suffix_len: usize,
     /// prefix_repetition: number of prefixes
-    #[arg(long, default_value_t = 10, value_name = "N", value_parser = at_least_one())]
+    #[arg(long, default_value_t = 10, value_name = "N", value_parser = number(1..=MOST_REQUESTS))]
     pub(super) prefix_repetition_num_prefixes: usize,
     /// prefix_repetition: tokens to generate
-    #[arg(long, default_value_t = 128, value_name = "TOKENS", value_parser = at_least_one())]
+    #[arg(long, default_value_t = 128, value_name = "TOKENS", value_parser = number(1..=LONGEST))]
     pub(super) prefix_repetition_output_len: usize,
     /// custom: tokens to generate if a line does not set them
-    #[arg(long, default_value_t = 256, value_name = "TOKENS", value_parser = at_least_one())]
+    #[arg(long, default_value_t = 256, value_name = "TOKENS", value_parser = number(1..=LONGEST))]
     pub(super) custom_output_len: usize,
     /// Size of the vocabulary, for prompts of token ids on a server without /tokenize
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=LARGEST_VOCABULARY))]
     pub(super) vocab_size: Option<u32>,
 }
 
@@ -151,16 +153,16 @@ pub(super) enum DatasetName {
 #[command(next_help_heading = "Traffic")]
 pub(super) struct TrafficArgs {
     /// Requests per second; inf sends all at once
-    #[arg(long, default_value = "inf", value_name = "RATE", value_parser = parse_positive)]
+    #[arg(long, default_value = "inf", value_name = "RATE", value_parser = parse_rate)]
     pub(super) request_rate: f64,
     /// 1 is a Poisson process; lower values are burstier, higher ones more even; inf is a fixed interval
-    #[arg(long, default_value = "1", value_name = "X", value_parser = parse_positive)]
+    #[arg(long, default_value = "1", value_name = "X", value_parser = parse_burstiness)]
     pub(super) burstiness: f64,
     /// Maximum number of concurrent requests
-    #[arg(long, value_name = "N", value_parser = at_least_one())]
+    #[arg(long, value_name = "N", value_parser = number(1..=MOST_REQUESTS))]
     pub(super) max_concurrency: Option<usize>,
     /// Number of warm-up requests, which are not measured
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = number(0..=MOST_REQUESTS))]
     pub(super) num_warmups: usize,
     /// Seconds after which a request has failed
     #[arg(long, default_value = "21600", value_name = "S", value_parser = parse_seconds, hide_short_help = true)]
@@ -183,10 +185,10 @@ pub(super) struct RequestArgs {
     )]
     pub(super) ignore_eos: Option<bool>,
     /// 0 always picks the most likely token [default: the server's]
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", value_parser = parse_finite)]
     pub(super) temperature: Option<f64>,
     /// Sample from the most likely tokens that together have this probability
-    #[arg(long, value_name = "X", hide_short_help = true)]
+    #[arg(long, value_name = "X", value_parser = parse_finite, hide_short_help = true)]
     pub(super) top_p: Option<f64>,
     /// Sample from this many most likely tokens
     #[arg(long, value_name = "N", hide_short_help = true)]
@@ -295,15 +297,38 @@ impl ResultArgs {
     }
 }
 
-fn at_least_one() -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(1..)
+/// The most requests of a run, which are all in memory.
+const MOST_REQUESTS: u64 = 1_000_000;
+/// The most tokens of a length; no context has more.
+const LONGEST: u64 = EngineConfig::LONGEST as u64;
+/// No vocabulary is larger, in tokens.
+const LARGEST_VOCABULARY: i64 = 1 << 24;
+
+fn number(range: RangeInclusive<u64>) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(range)
 }
 
-fn parse_positive(text: &str) -> Result<f64, String> {
+/// Requests per second. A lower rate than the least one would not end.
+fn parse_rate(text: &str) -> Result<f64, String> {
+    parse_positive(text, 1e-4..=1e9)
+}
+
+fn parse_burstiness(text: &str) -> Result<f64, String> {
+    parse_positive(text, 1e-3..=1e6)
+}
+
+/// A number in the range, or infinite.
+fn parse_positive(text: &str, range: RangeInclusive<f64>) -> Result<f64, String> {
     match text.trim().parse::<f64>() {
-        Ok(number) if number > 0.0 => Ok(number),
-        _ => Err("it must be a number above 0, or inf".to_owned()),
+        Ok(number) if range.contains(&number) || number == f64::INFINITY => Ok(number),
+        _ => Err(format!("it must be at least {} and at most {}, or inf", range.start(), range.end())),
     }
+}
+
+/// JSON has no other numbers.
+fn parse_finite(text: &str) -> Result<f64, String> {
+    let number = text.trim().parse::<f64>().ok().filter(|number| number.is_finite());
+    number.ok_or_else(|| "it must be a number such as 0.7".to_owned())
 }
 
 fn parse_fraction(text: &str) -> Result<f64, String> {
@@ -343,10 +368,13 @@ mod tests {
 
     #[test]
     fn numbers_in_their_ranges() {
-        assert_eq!(parse_positive("inf"), Ok(f64::INFINITY));
-        assert_eq!(parse_positive("0.5"), Ok(0.5));
-        for wrong in ["0", "-1", "NaN", "", "x"] {
-            assert!(parse_positive(wrong).is_err(), "{wrong}");
+        assert_eq!(parse_rate("inf"), Ok(f64::INFINITY));
+        assert_eq!((parse_rate("0.5"), parse_burstiness("0.5")), (Ok(0.5), Ok(0.5)));
+        for wrong in ["0", "-1", "NaN", "", "x", "1e-20", "1e-300", "1e300", "-inf"] {
+            assert!(parse_rate(wrong).is_err() && parse_burstiness(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["NaN", "inf", "1e999", ""] {
+            assert!(parse_finite(wrong).is_err(), "{wrong}");
         }
         assert!(parse_fraction("1").is_err() && parse_fraction("0.99").is_ok());
         assert!(parse_percent("100.1").is_err() && parse_percent("99.9").is_ok());

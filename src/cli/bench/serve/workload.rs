@@ -12,6 +12,8 @@ use super::vocabulary::Vocabulary;
 
 /// Size limit of a file of prompts.
 const MAX_FILE_BYTES: u64 = 4 << 30;
+/// The most tokens of all prompts together, which are in memory before the first request is sent.
+const MOST_TOKENS: usize = 1_000_000_000;
 
 /// A prompt in the form in which it is sent.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,6 +41,24 @@ pub(super) enum Dataset {
 }
 
 impl Dataset {
+    /// Checks that this many requests fit into memory.
+    ///
+    /// # Errors
+    /// If their prompts have too many tokens.
+    pub(super) fn check(&self, num_prompts: usize) -> tinyvllm::Result<()> {
+        let num_tokens = match *self {
+            Self::Random { prefix_len, input_len, range_ratio, .. } => {
+                let longest = (input_len as f64 * (1.0 + range_ratio)).ceil() as usize;
+                num_prompts.saturating_mul(prefix_len.saturating_add(longest))
+            }
+            Self::PrefixRepetition { prefix_len, suffix_len, num_prefixes, .. } => {
+                let prefixes = num_prefixes.saturating_mul(prefix_len);
+                num_prompts.saturating_mul(prefix_len.saturating_add(suffix_len)).saturating_add(prefixes)
+            }
+        };
+        check_tokens(num_prompts, num_tokens)
+    }
+
     /// Makes `num_prompts` requests.
     pub(super) fn samples(
         &self,
@@ -107,6 +127,17 @@ impl Prompt {
     }
 }
 
+fn check_tokens(num_prompts: usize, num_tokens: usize) -> tinyvllm::Result<()> {
+    if num_tokens <= MOST_TOKENS {
+        return Ok(());
+    }
+    let message = format!(
+        "{num_prompts} prompts have up to {num_tokens} tokens together; they can have at most {MOST_TOKENS}, because \
+         they are made before the first one is sent"
+    );
+    Err(Error::invalid_request(message).with_hint("lower --num-prompts or the length of the prompts"))
+}
+
 /// Reads the prompts of a file. Each line is a JSON value: a text, or an object with `prompt` (text or token
 /// ids) or ShareGPT's `conversations`, and optionally `output_tokens`. If there are fewer than `num_prompts`,
 /// they are repeated.
@@ -133,6 +164,14 @@ pub(super) fn read_file(
     if samples.is_empty() {
         return Err(Error::invalid_request(format!("{} has no prompts", path.display())).into());
     }
+    // A text has no more tokens than bytes.
+    let size = |sample: &Sample| match &sample.prompt {
+        Prompt::Text(text) => text.len(),
+        Prompt::Ids(ids) => ids.len(),
+    };
+    let num_tokens = samples.iter().map(size).sum::<usize>();
+    let num_repetitions = num_prompts.div_ceil(samples.len());
+    check_tokens(num_prompts, num_tokens.saturating_mul(num_repetitions))?;
     Ok(samples.iter().cycle().take(num_prompts).cloned().collect())
 }
 
@@ -197,6 +236,32 @@ mod tests {
         assert_ne!(ids(&samples[0])[10..40], ids(&samples[1])[10..40]);
         assert_eq!(samples, dataset.samples(500, &vocabulary, &mut Random::new(1)));
         assert_ne!(samples, dataset.samples(500, &vocabulary, &mut Random::new(2)));
+    }
+
+    #[test]
+    fn more_tokens_than_fit_are_refused() {
+        let random = |prefix_len, input_len, range_ratio| Dataset::Random {
+            prefix_len,
+            input_len,
+            output_len: 1,
+            range_ratio,
+        };
+        let repetition = |prefix_len, num_prefixes| Dataset::PrefixRepetition {
+            prefix_len,
+            suffix_len: 8,
+            num_prefixes,
+            output_len: 1,
+        };
+        assert!(random(0, 1_000, 0.0).check(1_000_000).is_ok() && repetition(1_000, 9).check(10_000).is_ok());
+        for (dataset, num_prompts) in [
+            (random(0, 1_000, 0.1), 1_000_000),
+            (random(1, 1_000, 0.0), 1_000_000),
+            (random(0, usize::MAX, 0.9), usize::MAX),
+            (repetition(1_000, 1_000_000), 1),
+        ] {
+            let error = dataset.check(num_prompts).unwrap_err().to_string();
+            assert!(error.contains("at most 1000000000"), "{error}");
+        }
     }
 
     #[test]
