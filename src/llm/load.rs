@@ -383,7 +383,11 @@ impl OpenedModel {
             Err(error) => return Err(error),
         };
         let (chat, chat_problem) = match &tokenizer {
-            Some(tokenizer) if tokenizer.chat_template().is_some() || chat.template.is_some() => {
+            Some(tokenizer)
+                if chat.template.is_some()
+                    || tokenizer.chat_template().is_some()
+                    || tokenizer.default_chat_template_problem().is_some() =>
+            {
                 open_chat(tokenizer, chat)?
             }
             _ => (None, None),

@@ -6,7 +6,7 @@
 mod decoder;
 mod model;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -22,6 +22,7 @@ use super::dropped::Alphabet;
 use super::normalizer::Normalizer;
 use super::pipeline::{LibraryStep, PiecePipeline, Pieces};
 use super::split::Splitter;
+use super::templates::ChatTemplates;
 use super::vocabulary::{TokenKind, Vocabulary};
 use super::{Pipeline, Tokenizer};
 use crate::{Error, Result, files};
@@ -132,7 +133,7 @@ impl Tokenizer {
             eos_token_ids: Vec::new(),
             prefix_token_ids,
             template_tokens: Map::new(),
-            chat_templates: BTreeMap::new(),
+            chat_templates: ChatTemplates::default(),
             num_leading_spaces: decoder.num_leading_spaces(),
             notices: Vec::new(),
             single: OnceLock::new(),
