@@ -170,6 +170,11 @@ impl SafetensorsFiles {
         &self.packed
     }
 
+    /// Fails if one of the files was written to.
+    pub(super) fn ensure_unchanged(&self) -> Result<()> {
+        self.parts.iter().try_for_each(|part| part.ensure_unchanged())
+    }
+
     /// The files that are mapped.
     pub(super) fn stamps(&self) -> impl Iterator<Item = &FileStamp> {
         self.parts.iter().filter_map(|part| part.stamp())
@@ -197,6 +202,7 @@ impl SafetensorsFiles {
             return Err(Error::invalid_model(format!("the checkpoint has no tensor {name:?}{theirs}")));
         };
         let stored = &self.tensors[index];
+        self.parts[stored.part].ensure_unchanged()?;
         let dtype = stored.dtype().ok_or_else(|| unsupported(stored))?;
         Ok(RawTensor::new(&stored.name, dtype, &stored.shape, &self.parts[stored.part], stored.range.clone()))
     }
