@@ -291,11 +291,7 @@ impl Llm {
                 None => opened.config.eos_token_ids.clone(),
             },
             max_position_embeddings: opened.config.max_position_embeddings,
-            broken_logits_hint: load_options
-                .expert_file
-                .as_deref()
-                .map(expert_file::damage_hint)
-                .or(broken_logits_hint),
+            broken_logits_hint,
         };
         let grammars = opened.tokenizer.as_ref().map(|tokenizer| {
             // A sequence has a second state for drafts.
