@@ -178,8 +178,15 @@ impl Chat {
         if !self.probe.refused.is_empty() {
             notices.push(format!("the chat template does not accept {}", self.probe.refused.join(", ")));
         }
+        if let Err(error) = self.template_for_tools() {
+            notices.push(format!(
+                "{}; requests with tools are refused until --chat-template names another template",
+                error.message()
+            ));
+            return Some(notices.join("; "));
+        }
         let unknown = match self.detected {
-            _ if !self.lacks_syntax || matches!(self.tool_use, Some(Err(_))) => None,
+            _ if !self.lacks_syntax => None,
             Detected::Unread => Some("writes calls in an unknown format"),
             _ => self.uses_tools().then_some("lists tools and not the format of calls"),
         };
@@ -341,14 +348,18 @@ impl Chat {
     }
 
     fn template(&self, options: &ChatOptions) -> Result<&ChatTemplate> {
+        if options.tools.is_some() { self.template_for_tools() } else { Ok(&self.template) }
+    }
+
+    fn template_for_tools(&self) -> Result<&ChatTemplate> {
         match &self.tool_use {
-            Some(Ok(template)) if options.tools.is_some() => Ok(template),
-            Some(Err(why)) if options.tools.is_some() => Err(Error::new(
+            None => Ok(&self.template),
+            Some(Ok(template)) => Ok(template),
+            Some(Err(why)) => Err(Error::new(
                 ErrorKind::Unsupported,
                 format!("the model's template for tools, {TOOL_USE}, is of no use: {why}"),
             )
             .with_hint("omit the tools, or replace the templates with --chat-template FILE")),
-            _ => Ok(&self.template),
         }
     }
 

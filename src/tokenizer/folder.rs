@@ -126,13 +126,14 @@ impl Tokenizer {
             match (token_content(entry), entry) {
                 (_, Value::Null) => {}
                 (None, _) if is_token(key) => self.leave_out(&what, entry, EXPECTED),
-                (Some(text), _) if ["bos_token", "eos_token"].contains(&key.as_str()) => {
-                    if !text.is_empty() && self.token_id(text).is_none() {
-                        let text = shortened(text).into_owned();
-                        self.notices.push(format!(
-                            "{what} is {text:?}, which is no token of the model; it is left out"
-                        ));
-                    }
+                (Some(text), _)
+                    if ["bos_token", "eos_token"].contains(&key.as_str())
+                        && !text.is_empty()
+                        && self.token_id(text).is_none() =>
+                {
+                    let text = shortened(text).into_owned();
+                    self.notices
+                        .push(format!("{what} is {text:?}, which is no token of the model; it is left out"));
                 }
                 _ => {}
             }
