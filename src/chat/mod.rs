@@ -35,6 +35,9 @@ pub use self::template::ChatTemplate;
 /// later DeepSeek models and Granite.
 pub const REASONING_SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 
+/// The name of the template for requests with tools.
+const TOOL_USE: &str = "tool_use";
+
 /// How a conversation is made into a prompt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChatOptions {
@@ -91,8 +94,8 @@ pub struct Chat {
     /// No tool-call format was found or chosen.
     lacks_syntax: bool,
     template: ChatTemplate,
-    /// The template for requests with tools, where the model has a separate one.
-    tool_use: Option<ChatTemplate>,
+    /// The template for requests with tools, where the model has a separate one, or why that one is of no use.
+    tool_use: Option<std::result::Result<ChatTemplate, String>>,
     /// The special tokens that templates know by name.
     tokens: Map<String, Value>,
     probe: Probe,
@@ -105,7 +108,7 @@ impl Chat {
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if the model has no chat template; [`ErrorKind::InvalidModel`] if the
-    /// template has a syntax error.
+    /// template has a syntax error or is no text.
     pub fn new(tokenizer: &Tokenizer) -> Result<Self> {
         Self::with_config(tokenizer, &ChatConfig::default())
     }
@@ -117,21 +120,28 @@ impl Chat {
     pub fn with_config(tokenizer: &Tokenizer, config: &ChatConfig) -> Result<Self> {
         let own = tokenizer.chat_template();
         let source = config.template.as_deref().or(own).ok_or_else(|| {
-            Error::new(ErrorKind::Unsupported, "the model has no chat template")
-                .with_hint("send the prompt as it is, with --raw, or give a template with --chat-template")
+            match tokenizer.default_chat_template_problem() {
+                Some(problem) => Error::invalid_model(problem),
+                None => Error::new(ErrorKind::Unsupported, "the model has no chat template"),
+            }
+            .with_hint("send the prompt as it is, with --raw, or give a template with --chat-template")
         })?;
         // A given template replaces all of the model's.
-        let tool_use = match config.template {
-            Some(_) => None,
-            None => tokenizer.named_chat_template("tool_use"),
+        let tool_use = match (&config.template, tokenizer.named_chat_template(TOOL_USE)) {
+            (Some(_), _) => None,
+            (None, Some(source)) => {
+                Some(ChatTemplate::new(source).map_err(|error| error.message().to_owned()))
+            }
+            (None, None) => tokenizer.chat_template_problem(TOOL_USE).map(Err),
         };
-        let sources = [source, tool_use.unwrap_or_default()].concat();
+        let of_tools = tool_use.as_ref().and_then(|template| template.as_ref().ok());
+        let sources = [source, of_tools.map_or("", ChatTemplate::source)].concat();
         let mut chat = Self {
             answers: AnswerFormat::default(),
             detected: Detected::Nothing,
             lacks_syntax: false,
             template: ChatTemplate::new(source)?,
-            tool_use: tool_use.map(ChatTemplate::new).transpose()?,
+            tool_use,
             tokens: tokenizer.template_tokens(),
             probe: Probe::default(),
             trials: Some(Mutex::default()),
@@ -167,6 +177,13 @@ impl Chat {
         let mut notices = Vec::new();
         if !self.probe.refused.is_empty() {
             notices.push(format!("the chat template does not accept {}", self.probe.refused.join(", ")));
+        }
+        if let Err(error) = self.template_for_tools() {
+            notices.push(format!(
+                "{}; requests with tools are refused until --chat-template names another template",
+                error.message()
+            ));
+            return Some(notices.join("; "));
         }
         let unknown = match self.detected {
             _ if !self.lacks_syntax => None,
@@ -218,7 +235,7 @@ impl Chat {
     /// Whether the template reads this variable.
     #[must_use]
     pub fn reads(&self, variable: &str) -> bool {
-        [Some(&self.template), self.tool_use.as_ref()]
+        [Some(&self.template), self.tool_use.as_ref().and_then(|template| template.as_ref().ok())]
             .into_iter()
             .flatten()
             .any(|template| template.uses(variable))
@@ -297,7 +314,7 @@ impl Chat {
         (max_bytes, max_tokens): (usize, usize),
     ) -> Result<EncodedChat> {
         let mut context = self.context(messages, options);
-        let mut mask = Mask::new(tokenizer, [self.template(options).source()]);
+        let mut mask = Mask::new(tokenizer, [self.template(options)?.source()]);
         for name in ["messages", "tools"].into_iter().chain(options.variables.keys().map(String::as_str)) {
             if let Some(value) = context.get_mut(name) {
                 mask.hide(value)?;
@@ -330,9 +347,20 @@ impl Chat {
         Ok(EncodedChat { token_ids: tokenizer.with_prefix(ids), left_out })
     }
 
-    fn template(&self, options: &ChatOptions) -> &ChatTemplate {
-        let wants_tools = options.tools.is_some();
-        self.tool_use.as_ref().filter(|_| wants_tools).unwrap_or(&self.template)
+    fn template(&self, options: &ChatOptions) -> Result<&ChatTemplate> {
+        if options.tools.is_some() { self.template_for_tools() } else { Ok(&self.template) }
+    }
+
+    fn template_for_tools(&self) -> Result<&ChatTemplate> {
+        match &self.tool_use {
+            None => Ok(&self.template),
+            Some(Ok(template)) => Ok(template),
+            Some(Err(why)) => Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("the model's template for tools, {TOOL_USE}, is of no use: {why}"),
+            )
+            .with_hint("omit the tools, or replace the templates with --chat-template FILE")),
+        }
     }
 
     /// All tries together have the budget of one rendering; during the trial of the template, all renderings do.
@@ -356,7 +384,7 @@ impl Chat {
         limits: &Limits,
         spent: &mut Spent,
     ) -> Result<String> {
-        let template = self.template(options);
+        let template = self.template(options)?;
         let is_call = |message: &Value| message.get("tool_calls").is_some_and(Value::is_array);
         let has_calls =
             json.get("messages").and_then(Value::as_array).is_some_and(|all| all.iter().any(is_call));

@@ -55,7 +55,8 @@ pub(super) fn probe(chat: &mut Chat) -> Probe {
         ("a system message", outcome(chat, &system, None, &[SYSTEM, QUESTION])),
         ("several turns", outcome(chat, &turns, None, &[ANSWER, QUESTION])),
     ];
-    if chat.uses_tools() {
+    // The reason why a template for tools is none is known.
+    if chat.uses_tools() && chat.template_for_tools().is_ok() {
         let tools = json!([{"type": "function", "function": {
             "name": TOOL,
             "description": "Does nothing.",

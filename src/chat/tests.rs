@@ -14,6 +14,10 @@ fn source(name: &str) -> String {
 
 /// A tokenizer with one token for each byte, then the special tokens: BOS first, EOS second.
 pub(super) fn tokenizer(template: Option<&str>, special: &[&str], add_bos: bool) -> Tokenizer {
+    Tokenizer::from_gguf(&metadata(template, special, add_bos)).unwrap()
+}
+
+fn metadata(template: Option<&str>, special: &[&str], add_bos: bool) -> Metadata {
     let bytes = (0..=255u8).map(|byte| match byte {
         b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte).to_string(),
         0..=0x20 => char::from_u32(0x100 + u32::from(byte)).unwrap().to_string(),
@@ -40,8 +44,7 @@ pub(super) fn tokenizer(template: Option<&str>, special: &[&str], add_bos: bool)
     if let Some(template) = template {
         entries.insert("tokenizer.chat_template", Entry::String(template.to_owned()));
     }
-    let entries = entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-    Tokenizer::from_gguf(&Metadata { entries }).unwrap()
+    Metadata { entries: entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect() }
 }
 
 fn conversation() -> Vec<Message> {
@@ -360,4 +363,32 @@ fn the_last_message_is_continued() {
     check(template, "", Some(before));
     check(template, "a </s> b", Some(&format!("{before}a </s> b")));
     check("{{ messages | length }}", "x", None);
+}
+
+/// A template for tools that is none blocks requests with tools alone.
+#[test]
+fn a_template_for_tools_that_is_none_is_needed_for_tools_alone() {
+    let own = "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}";
+    for (entry, why) in [
+        (Entry::String("{% for".to_owned()), "syntax error in line 1"),
+        (Entry::Unsigned(7), "tokenizer.chat_template.tool_use is 7, expected a text"),
+    ] {
+        let metadata = metadata(Some(own), &["<s>", "</s>", "<unk>", "<pad>"], false);
+        let mut entries = metadata.entries;
+        entries.insert("tokenizer.chat_template.tool_use".to_owned(), entry);
+        let tokenizer = Tokenizer::from_gguf(&Metadata { entries }).unwrap();
+        let chat = Chat::new(&tokenizer).unwrap();
+        assert_eq!(chat.problem(), None);
+        let notice = chat.notice().unwrap();
+        assert!(notice.matches("tool_use, is of no use: ").count() == 1 && notice.contains(why), "{notice}");
+        assert!(
+            notice.ends_with("requests with tools are refused until --chat-template names another template")
+        );
+        let messages = [Message::new("user", "Hi")];
+        assert_eq!(chat.render(&messages, &ChatOptions::default()).unwrap(), "HiNone");
+        let options = ChatOptions { tools: Some(json!([])), ..ChatOptions::default() };
+        let error = chat.encode(&tokenizer, &messages, &options).unwrap_err();
+        assert!(error.message().contains(why) && error.message().contains("tool_use"), "{error}");
+        assert!(error.hint().unwrap().contains("--chat-template FILE"), "{error:?}");
+    }
 }

@@ -61,11 +61,6 @@ pub(super) fn summary(file: &MatrixFile) -> String {
     format!("experts: {all} stay in {path}{resident} (--expert-weights memory keeps all there)")
 }
 
-/// The way out for a model whose logits are NaN, since the file's matrices are not checked.
-pub(super) fn damage_hint(file: &MatrixFile) -> String {
-    format!("if {} is damaged, delete it: the next start writes it again", file.path().display())
-}
-
 /// A hash of some of a file's bytes: copies keep their time, and so another model may have the same name, size and time.
 fn sample(stamp: &FileStamp) -> u128 {
     const NUM_PLACES: u64 = 256;

@@ -291,11 +291,7 @@ impl Llm {
                 None => opened.config.eos_token_ids.clone(),
             },
             max_position_embeddings: opened.config.max_position_embeddings,
-            broken_logits_hint: load_options
-                .expert_file
-                .as_deref()
-                .map(expert_file::damage_hint)
-                .or(broken_logits_hint),
+            broken_logits_hint,
         };
         let grammars = opened.tokenizer.as_ref().map(|tokenizer| {
             // A sequence has a second state for drafts.
@@ -383,7 +379,11 @@ impl OpenedModel {
             Err(error) => return Err(error),
         };
         let (chat, chat_problem) = match &tokenizer {
-            Some(tokenizer) if tokenizer.chat_template().is_some() || chat.template.is_some() => {
+            Some(tokenizer)
+                if chat.template.is_some()
+                    || tokenizer.chat_template().is_some()
+                    || tokenizer.default_chat_template_problem().is_some() =>
+            {
                 open_chat(tokenizer, chat)?
             }
             _ => (None, None),

@@ -139,6 +139,7 @@ pub fn load(
         Decoder::DeepSeek => Box::new(DecoderLm::<LatentAttention>::load(&loader, config, context, options)?),
     };
     loader.finish()?;
+    checkpoint.ensure_unchanged()?;
     if let Some(file) = &options.expert_file {
         file.finish()?;
     }

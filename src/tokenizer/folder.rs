@@ -1,12 +1,13 @@
 //! A model folder's tokenizer: `tokenizer.json` and the small files next to it.
 
-use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
 use super::Tokenizer;
 use super::json::MAX_FILE_BYTES;
+use super::templates::{self, ChatTemplates};
 use crate::{Error, ErrorKind, Result, files, shortened};
 
 const CONFIG: &str = "tokenizer_config.json";
@@ -66,8 +67,7 @@ impl Tokenizer {
         }
         tokenizer.template_tokens = template_tokens(&[&special, &config]);
         let processor = tokenizer.read_if_possible(&folder.join(PROCESSOR));
-        tokenizer.chat_templates =
-            tokenizer.read_chat_templates(folder, &[(CONFIG, &config), (PROCESSOR, &processor)])?;
+        tokenizer.read_chat_templates(folder, &[(CONFIG, &config), (PROCESSOR, &processor)]);
         Ok(tokenizer)
     }
 }
@@ -117,54 +117,153 @@ impl Tokenizer {
         meaning
     }
 
-    /// Reports entries of the first and the last token that are none.
+    /// Reports entries of tokens that are none, and first and last tokens that tokenizer.json does not have.
     fn check_tokens(&mut self, file: &Value, name: &str) {
-        for key in ["bos_token", "eos_token"] {
-            let entry = &file[key];
-            if !entry.is_null() && token_content(entry).is_none() {
-                self.leave_out(&format!("{key} in {name}"), entry, "a text or an object with content");
+        const EXPECTED: &str = "a text or an object with content";
+        let is_token = |key: &str| key.ends_with("_token") && !key.starts_with("add_");
+        for (key, entry) in file.as_object().into_iter().flatten() {
+            let what = format!("{key} in {name}");
+            match (token_content(entry), entry) {
+                (_, Value::Null) => {}
+                (None, _) if is_token(key) => self.leave_out(&what, entry, EXPECTED),
+                (Some(text), _)
+                    if ["bos_token", "eos_token"].contains(&key.as_str())
+                        && !text.is_empty()
+                        && self.token_id(text).is_none() =>
+                {
+                    let text = shortened(text).into_owned();
+                    self.notices
+                        .push(format!("{what} is {text:?}, which is no token of the model; it is left out"));
+                }
+                _ => {}
             }
+        }
+        for key in ["additional_special_tokens", "extra_special_tokens"] {
+            let what = format!("{key} in {name}");
+            match &file[key] {
+                Value::Null => {}
+                Value::Array(list) => {
+                    if let Some(odd) = list.iter().find(|entry| token_content(entry).is_none()) {
+                        self.leave_out(&format!("an entry of {what}"), odd, EXPECTED);
+                    }
+                }
+                Value::Object(tokens) if key == "extra_special_tokens" => {
+                    if let Some((token, odd)) =
+                        tokens.iter().find(|(_, entry)| token_content(entry).is_none())
+                    {
+                        self.leave_out(&format!("{} of {what}", shortened(token)), odd, EXPECTED);
+                    }
+                }
+                odd => self.leave_out(&what, odd, "a list of tokens"),
+            }
+        }
+        self.check_added_tokens(&file["added_tokens_decoder"], name);
+    }
+
+    /// Tokens are those of tokenizer.json, so this list may only repeat them.
+    fn check_added_tokens(&mut self, list: &Value, name: &str) {
+        let what = format!("added_tokens_decoder in {name}");
+        let entries = match list {
+            Value::Null => return,
+            Value::Object(entries) => entries,
+            other => return self.leave_out(&what, other, "an object of ids and tokens"),
+        };
+        let is_known = |id: &str, entry: &Value| {
+            token_content(entry)
+                .is_some_and(|text| Some(id) == self.token_id(text).map(|id| id.to_string()).as_deref())
+        };
+        let mut others = entries.iter().filter(|(id, entry)| !is_known(id, entry));
+        if let Some((id, entry)) = others.next() {
+            let entry = token_content(entry).map_or_else(|| entry.to_string(), |text| format!("{text:?}"));
+            let more = match others.count() {
+                0 => String::new(),
+                count => format!(" and {count} more"),
+            };
+            self.notices.push(format!(
+                "{what} has {} as the token {}{more}, and tokenizer.json has not; it is left out",
+                shortened(&entry),
+                shortened(id)
+            ));
         }
     }
 
     /// All chat templates by name. Files of their own take precedence over the entries in these.
-    fn read_chat_templates(
-        &mut self,
-        folder: &Path,
-        files: &[(&str, &Value)],
-    ) -> Result<BTreeMap<String, String>> {
-        let mut templates = BTreeMap::new();
+    fn read_chat_templates(&mut self, folder: &Path, files: &[(&str, &Value)]) {
+        let mut templates = ChatTemplates::default();
         for (name, file) in files {
             self.add_templates(&format!("chat_template in {name}"), &file["chat_template"], &mut templates);
         }
-        add_template_files(folder, &mut templates)?;
-        Ok(templates)
+        self.add_template_files(folder, &mut templates);
+        self.notices.extend(templates.notices());
+        self.chat_templates = templates;
     }
 
     /// A template entry is the source, a list of names and sources, or an object of them.
-    fn add_templates(&mut self, what: &str, entry: &Value, templates: &mut BTreeMap<String, String>) {
+    fn add_templates(&mut self, what: &str, entry: &Value, templates: &mut ChatTemplates) {
+        let refused = |value: &Value, expected: &str| {
+            format!("{what} is {}, expected {expected}", shortened(&value.to_string()))
+        };
         match entry {
             Value::Null => {}
-            Value::String(source) => drop(templates.insert("default".to_owned(), source.clone())),
+            Value::String(source) => templates.insert(templates::DEFAULT, source),
             Value::Array(items) => {
                 for item in items {
                     match (item["name"].as_str(), item["template"].as_str()) {
-                        (Some(name), Some(source)) => {
-                            templates.insert(name.to_owned(), source.to_owned());
+                        (Some(name), Some(source)) => templates.insert(name, source),
+                        (Some(name), None) => {
+                            let template = shortened(&item["template"].to_string()).into_owned();
+                            let name = name.to_owned();
+                            let why = format!("{what} has {template} under {:?}", shortened(&name));
+                            templates.refuse(name, format!("{why}, expected a template"));
                         }
-                        _ => self.leave_out(&format!("an entry of {what}"), item, "a name and a template"),
+                        _ => {
+                            self.leave_out(&format!("an entry of {what}"), item, "a name and a template");
+                            templates.refuse_default(refused(
+                                entry,
+                                "a template or a list of names and templates",
+                            ));
+                        }
                     }
                 }
             }
             Value::Object(sources) => {
                 for (name, source) in sources {
                     match source.as_str() {
-                        Some(source) => drop(templates.insert(name.clone(), source.to_owned())),
-                        None => self.leave_out(&format!("an entry of {what}"), source, "a template"),
+                        Some(source) => templates.insert(name, source),
+                        None => {
+                            let source = shortened(&source.to_string()).into_owned();
+                            let why = format!("{what} has {source} under {:?}", shortened(name));
+                            templates.refuse(name, format!("{why}, expected a template"));
+                        }
                     }
                 }
             }
-            other => self.leave_out(what, other, "a template or a list of them"),
+            other => templates.refuse(templates::DEFAULT, refused(other, "a template or a list of them")),
+        }
+    }
+
+    /// Adds the chat templates that have files of their own.
+    fn add_template_files(&mut self, folder: &Path, templates: &mut ChatTemplates) {
+        let mut add = |name: &str, path: &Path| match read_text(path) {
+            Ok(Some(source)) => templates.insert(name, source),
+            Ok(None) => {}
+            Err(error) => templates.refuse(name, error.message()),
+        };
+        add(templates::DEFAULT, &folder.join("chat_template.jinja"));
+        let further = folder.join("additional_chat_templates");
+        let entries = match std::fs::read_dir(&further) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+            Err(error) => {
+                return self.notices.push(format!("{}: {error}; it is left out", further.display()));
+            }
+        };
+        for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+            if let Some(name) = path.file_stem().and_then(|name| name.to_str())
+                && path.extension().is_some_and(|extension| extension == "jinja")
+            {
+                add(name, &path);
+            }
         }
     }
 
@@ -199,27 +298,6 @@ fn template_tokens(files: &[&Value]) -> Map<String, Value> {
     tokens
 }
 
-/// Adds the chat templates that have files of their own.
-fn add_template_files(folder: &Path, templates: &mut BTreeMap<String, String>) -> Result<()> {
-    if let Some(source) = read_text(&folder.join("chat_template.jinja"))? {
-        templates.insert("default".to_owned(), source);
-    }
-    let further = folder.join("additional_chat_templates");
-    if further.is_dir() {
-        let doing = || format!("reading {}", further.display());
-        for entry in std::fs::read_dir(&further).map_err(|error| Error::io(doing(), error))? {
-            let path = entry.map_err(|error| Error::io(doing(), error))?.path();
-            let name = path.file_stem().and_then(|name| name.to_str()).map(str::to_owned);
-            if let (Some(name), true) = (name, path.extension().is_some_and(|extension| extension == "jinja"))
-                && let Some(source) = read_text(&path)?
-            {
-                templates.insert(name, source);
-            }
-        }
-    }
-    Ok(())
-}
-
 /// A token entry is its text, or an object with the text under `content`.
 fn token_content(entry: &Value) -> Option<&str> {
     entry.as_str().or_else(|| entry["content"].as_str())
@@ -228,7 +306,10 @@ fn token_content(entry: &Value) -> Option<&str> {
 fn read_text(path: &Path) -> Result<Option<String>> {
     match files::read(path, MAX_FILE_BYTES).and_then(files::text) {
         Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            Err(Error::invalid_model(format!("{}: {error}", path.display())).with_source(error))
+        }
         Err(error) => Err(Error::io(format!("reading {}", path.display()), error)),
     }
 }
@@ -356,7 +437,29 @@ mod tests {
         check(r#"{"add_bos_token": 1}"#, &format!("{key} 1, taken as true"), true);
         check(r#"{"add_bos_token": 7}"#, &format!("{key} 7, expected true or false; it is left out"), true);
         check(r#"{"eos_token": [3]}"#, "eos_token in tokenizer_config.json is [3], expected a text", true);
-        check(r#"{"chat_template": 7}"#, "chat_template in tokenizer_config.json is 7, expected a", true);
+        let check_token = |key: &str, value: &str, notice: &str| {
+            check(
+                &format!(r#"{{"{key}": {value}}}"#),
+                &format!("{key} in tokenizer_config.json {notice}"),
+                true,
+            );
+        };
+        check_token("bos_token", r#""<nope>""#, r#"is "<nope>", which is no token of the model"#);
+        check_token("pad_token", "7", "is 7, expected a text");
+        check_token("extra_special_tokens", "7", "is 7, expected a list of tokens");
+        check_token("additional_special_tokens", r#""<s>""#, r#"is "<s>", expected a list"#);
+        check_token("added_tokens_decoder", "[1]", "is [1], expected an object");
+        let added =
+            r#"{"2": {"content": "<s>"}, "3": {"content": "</s>"}, "9": {"content": "<new>"}, "x": 4}"#;
+        check_token(
+            "added_tokens_decoder",
+            added,
+            r#"has "<new>" as the token 9 and 1 more, and tokenizer.json"#,
+        );
+        let odd = r#"{"extra_special_tokens": {"audio": 7}}"#;
+        check(odd, "audio of extra_special_tokens in tokenizer_config.json is 7, expected", true);
+        let odd = r#"{"extra_special_tokens": ["<s>", 7]}"#;
+        check(odd, "an entry of extra_special_tokens in tokenizer_config.json is 7, expected", true);
         let list = r#"{"chat_template": [{"name": "default", "template": "D"}, "odd"]}"#;
         let tokenizer = check(list, "an entry of chat_template in tokenizer_config.json is \"odd\"", true);
         assert_eq!(tokenizer.chat_template(), Some("D"));
@@ -364,6 +467,46 @@ mod tests {
         assert!(tokenizer.chat_template() == Some("D") && tokenizer.notices().is_empty());
         let tokenizer = open(&[("special_tokens_map.json", "[]")]).unwrap();
         assert!(tokenizer.notices()[0].contains("special_tokens_map.json is [], expected an object"));
+    }
+
+    #[test]
+    fn a_template_that_is_none_keeps_nobody_from_encoding_text() {
+        let check = |file: (&str, &str), name: &str, expected: &str| {
+            let tokenizer = open(&[file]).unwrap();
+            assert_eq!(tokenizer.encode_prompt("ab", true).unwrap(), [2, 0, 1], "{file:?}");
+            assert_eq!(tokenizer.named_chat_template(name), None, "{file:?}");
+            let problem = tokenizer.chat_template_problem(name).unwrap();
+            assert!(problem.contains(expected), "{file:?}: {problem}");
+        };
+        let config = |text| ("tokenizer_config.json", text);
+        let expected = "chat_template in tokenizer_config.json is 7, expected a template";
+        check(config(r#"{"chat_template": 7}"#), "default", expected);
+        check(config(r#"{"chat_template": ["T"]}"#), "default", "is [\"T\"], expected a template or a list");
+        let list =
+            r#"{"chat_template": [{"name": "rag", "template": "R"}, {"name": "tool_use", "template": 7}]}"#;
+        check(
+            config(list),
+            "default",
+            "no chat template of the model is named \"default\"; its names are rag",
+        );
+        check(config(list), "tool_use", "chat_template in tokenizer_config.json has 7 under \"tool_use\"");
+        check(
+            config(r#"{"chat_template": {"tool_use": 7}}"#),
+            "tool_use",
+            "has 7 under \"tool_use\", expected",
+        );
+        let bytes = folder(&[("tokenizer.json", TOKENIZER), config(r#"{"chat_template": "T"}"#)]);
+        for (file, name) in
+            [("chat_template.jinja", "default"), ("additional_chat_templates/tool_use.jinja", "tool_use")]
+        {
+            std::fs::write(bytes.path().join(file), b"\xFF").unwrap();
+            let tokenizer = Tokenizer::from_dir(bytes.path()).unwrap();
+            let problem = tokenizer.chat_template_problem(name).unwrap();
+            assert!(problem.contains(&format!("{file}: it is not text in UTF-8")), "{problem}");
+        }
+        std::fs::write(bytes.path().join("additional_chat_templates/rag.jinja"), b"\xFF").unwrap();
+        let tokenizer = Tokenizer::from_dir(bytes.path()).unwrap();
+        assert!(tokenizer.notices()[0].contains("rag.jinja: it is not text"), "{:?}", tokenizer.notices());
     }
 
     #[test]
@@ -377,5 +520,10 @@ mod tests {
         }
         let error = open(&[("tokenizer_config.json", "{")]).unwrap_err();
         assert!(error.message().contains("tokenizer_config.json"), "{error:?}");
+        let folder = folder(&[("tokenizer.json", TOKENIZER)]);
+        std::fs::write(folder.path().join("tokenizer_config.json"), b"{\"a\": \"\xFF\"}").unwrap();
+        let error = Tokenizer::from_dir(folder.path()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidModel);
+        assert!(error.message().contains("tokenizer_config.json: it is not text in UTF-8"), "{error:?}");
     }
 }

@@ -20,6 +20,7 @@ use super::dropped::Alphabet;
 use super::pipeline::{LibraryStep, PiecePipeline, Pieces};
 use super::pre::{self, PreTokenizer, Writing};
 use super::spm::{self, SpmModel, SpmModelData};
+use super::templates::{self, ChatTemplates};
 use super::vocabulary::Vocabulary;
 use super::{Pipeline, Tokenizer, byte_level};
 use crate::weights::gguf::{Metadata, Value};
@@ -342,10 +343,8 @@ fn finish(
         eos_token_ids.extend(special_id(metadata, key, num_tokens)?);
     }
     let add_bos = flag(metadata, "add_bos_token")?.unwrap_or(defaults.add_bos);
-    let templates = text_under(metadata, TEMPLATE_KEY);
-    let no_text = metadata.get(TEMPLATE_KEY).filter(|value| !matches!(value, Value::String(_)));
-    let notices = no_text
-        .map(|value| format!("{TEMPLATE_KEY} is {}, expected a text; it is left out", value.describe()));
+    let chat_templates = chat_templates(metadata);
+    let notices = chat_templates.notices().collect();
     Ok(Tokenizer {
         vocabulary,
         added,
@@ -355,9 +354,9 @@ fn finish(
         eos_token_ids: eos_token_ids.into_iter().collect(),
         prefix_token_ids: bos_token_id.filter(|_| add_bos).into_iter().collect(),
         template_tokens: Map::new(),
-        chat_templates: templates.map(|(name, source)| (name.to_owned(), source.to_owned())).collect(),
+        chat_templates,
         num_leading_spaces: 0,
-        notices: notices.into_iter().collect(),
+        notices,
         single: OnceLock::new(),
         longest: OnceLock::new(),
     })
@@ -388,19 +387,30 @@ fn special_id(metadata: &Metadata, name: &str, num_tokens: usize) -> Result<Opti
     }
 }
 
-/// The texts under a key and under its dotted suffixes, with names; that of the key itself is `default`.
-fn text_under<'m>(metadata: &'m Metadata, key: &'static str) -> impl Iterator<Item = (&'m str, &'m str)> {
-    let named = metadata.entries.range(key.to_owned()..).take_while(move |(found, _)| found.starts_with(key));
-    named.filter_map(move |(found, value)| {
-        let name = match found[key.len()..].strip_prefix('.') {
-            Some(name) => name,
-            None if found == key => "default",
-            None => return None,
-        };
+/// The chat templates and entries in their place.
+fn chat_templates(metadata: &Metadata) -> ChatTemplates {
+    let mut templates = ChatTemplates::default();
+    for (name, value) in template_entries(metadata) {
         match value {
-            Value::String(source) => Some((name, source.as_str())),
-            _ => None,
+            Value::String(source) => templates.insert(name, source),
+            other => {
+                let key =
+                    if name == templates::DEFAULT { "" } else { &format!(".{}", crate::shortened(name)) };
+                templates
+                    .refuse(name, format!("{TEMPLATE_KEY}{key} is {}, expected a text", other.describe()));
+            }
         }
+    }
+    templates
+}
+
+/// The values under a key and under its dotted suffixes, with names; that of the key itself is `default`.
+fn template_entries(metadata: &Metadata) -> impl Iterator<Item = (&str, &Value)> {
+    let named = metadata.entries.range(TEMPLATE_KEY.to_owned()..);
+    let named = named.map(|(key, value)| (key.strip_prefix(TEMPLATE_KEY), value));
+    named.map_while(|(name, value)| Some((name?, value))).filter_map(|(name, value)| match name {
+        "" => Some((templates::DEFAULT, value)),
+        _ => Some((name.strip_prefix('.')?, value)),
     })
 }
 

@@ -6,7 +6,7 @@
 mod decoder;
 mod model;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -22,9 +22,10 @@ use super::dropped::Alphabet;
 use super::normalizer::Normalizer;
 use super::pipeline::{LibraryStep, PiecePipeline, Pieces};
 use super::split::Splitter;
+use super::templates::ChatTemplates;
 use super::vocabulary::{TokenKind, Vocabulary};
 use super::{Pipeline, Tokenizer};
-use crate::{Error, Result, files};
+use crate::{Error, Result, files, shortened};
 
 /// Bytes of one of a tokenizer's files: known ones have up to 35 MB.
 pub(super) const MAX_FILE_BYTES: u64 = 256 << 20;
@@ -132,7 +133,7 @@ impl Tokenizer {
             eos_token_ids: Vec::new(),
             prefix_token_ids,
             template_tokens: Map::new(),
-            chat_templates: BTreeMap::new(),
+            chat_templates: ChatTemplates::default(),
             num_leading_spaces: decoder.num_leading_spaces(),
             notices: Vec::new(),
             single: OnceLock::new(),
@@ -166,35 +167,60 @@ fn prefix_token_ids(post_processor: &Value, id_of: impl Fn(&str) -> Option<u32>)
     let steps = steps(post_processor, "processors");
     check_steps("post_processor", steps.len())?;
     for step in steps {
-        // Those of BERT and RoBERTa have the token at the beginning and its id.
-        if let Some(id) = step["cls"][1].as_u64().and_then(|id| u32::try_from(id).ok()) {
-            ids.push(id);
-        }
-        if step["type"] != "TemplateProcessing" {
-            continue;
-        }
-        for item in step["single"].as_array().into_iter().flatten() {
-            let Some(name) = item["SpecialToken"]["id"].as_str() else { break };
-            let listed = step["special_tokens"][name]["ids"].as_array();
-            let num_ids = ids.len() + listed.map_or(1, Vec::len);
-            if num_ids > MAX_PREFIX {
-                return Err(Error::invalid_model(format!(
-                    "the post-processor puts {num_ids} tokens before every text, more than the {MAX_PREFIX} that it may"
-                )));
+        match step["type"].as_str() {
+            Some("ByteLevel") => {}
+            // They have the token at the beginning and its id.
+            Some("BertProcessing" | "RobertaProcessing") => {
+                ids.push(token_id(&step["cls"][1]).ok_or_else(|| unreadable("cls", &step["cls"]))?);
             }
-            match listed {
-                Some(listed) => {
-                    ids.extend(
-                        listed.iter().filter_map(Value::as_u64).filter_map(|id| u32::try_from(id).ok()),
-                    );
-                }
-                None => ids.push(id_of(name).ok_or_else(|| {
-                    Error::invalid_model(format!("the post-processor adds {name:?}, which is not a token"))
-                })?),
-            }
+            Some("TemplateProcessing") => template_prefix(step, &id_of, &mut ids)?,
+            _ => return Err(unreadable("type", &step["type"])),
         }
     }
     Ok(ids)
+}
+
+/// Adds the tokens before the text of a template.
+fn template_prefix(step: &Value, id_of: impl Fn(&str) -> Option<u32>, ids: &mut Vec<u32>) -> Result<()> {
+    let single = &step["single"];
+    for item in single.as_array().ok_or_else(|| unreadable("single", single))? {
+        if item["Sequence"].is_object() {
+            break;
+        }
+        let name =
+            item["SpecialToken"]["id"].as_str().ok_or_else(|| unreadable("an entry of single", item))?;
+        let listed = &step["special_tokens"][name]["ids"];
+        let num_ids = ids.len() + listed.as_array().map_or(1, Vec::len);
+        if num_ids > MAX_PREFIX {
+            return Err(Error::invalid_model(format!(
+                "the post-processor puts {num_ids} tokens before every text, more than the {MAX_PREFIX} that it may"
+            )));
+        }
+        match listed {
+            Value::Null => ids.push(id_of(name).ok_or_else(|| {
+                Error::invalid_model(format!("the post-processor adds {name:?}, which is not a token"))
+            })?),
+            listed => {
+                let all =
+                    listed.as_array().and_then(|all| all.iter().map(token_id).collect::<Option<Vec<_>>>());
+                ids.extend(all.ok_or_else(|| unreadable("ids", listed))?);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn token_id(value: &Value) -> Option<u32> {
+    value.as_u64().and_then(|id| u32::try_from(id).ok())
+}
+
+/// A prompt without the tokens that the model expects at its beginning would be worse without an error.
+fn unreadable(key: &str, value: &Value) -> Error {
+    let value = value.to_string();
+    Error::invalid_model(format!(
+        "{key} of the post-processor is {}, so the tokens before every text are not known",
+        shortened(&value)
+    ))
 }
 
 /// The tokens that the post-processor puts after a text.

@@ -22,9 +22,10 @@ mod pre;
 mod split;
 mod spm;
 mod stop;
+mod templates;
 mod vocabulary;
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::sync::OnceLock;
 
 use serde_json::{Map, Value};
@@ -32,6 +33,7 @@ use serde_json::{Map, Value};
 use self::added::AddedTokens;
 use self::pipeline::{PiecePipeline, Source, Span};
 use self::spm::SpmModel;
+use self::templates::ChatTemplates;
 use self::vocabulary::{TokenKind, Vocabulary};
 use crate::Result;
 
@@ -85,8 +87,7 @@ pub struct Tokenizer {
     prefix_token_ids: Vec<u32>,
     /// The special tokens that the files name, as templates know them: `unk_token`, `image_token` and so on.
     template_tokens: Map<String, Value>,
-    /// Template sources by name; the main one is called `default`.
-    chat_templates: BTreeMap<String, String>,
+    chat_templates: ChatTemplates,
     /// Leading spaces that decoding takes off, because encoding puts them there.
     num_leading_spaces: usize,
     /// Notices about the file for the operator.
@@ -259,18 +260,30 @@ impl Tokenizer {
     /// The source of the chat template, if the files contain one.
     #[must_use]
     pub fn chat_template(&self) -> Option<&str> {
-        self.named_chat_template("default")
+        self.named_chat_template(templates::DEFAULT)
     }
 
     /// The source of a further chat template, such as `tool_use`.
     #[must_use]
     pub fn named_chat_template(&self, name: &str) -> Option<&str> {
-        self.chat_templates.get(name).map(String::as_str)
+        self.chat_templates.get(name)
+    }
+
+    /// Why there is no template of this name, if the files have an entry for it that is none.
+    #[must_use]
+    pub fn chat_template_problem(&self, name: &str) -> Option<String> {
+        self.chat_templates.problem(name)
+    }
+
+    /// Why the model's own template for chats is none, if the files have one.
+    #[must_use]
+    pub fn default_chat_template_problem(&self) -> Option<String> {
+        self.chat_template_problem(templates::DEFAULT)
     }
 
     /// The names of all chat templates.
     pub fn chat_template_names(&self) -> impl Iterator<Item = &str> {
-        self.chat_templates.keys().map(String::as_str)
+        self.chat_templates.names()
     }
 
     /// What was found in the files that is not as it should be, and what was made of it; a line each.

@@ -187,6 +187,18 @@ impl Checkpoint {
         }
     }
 
+    /// Checks that the weight files are as they were when they were opened. [`Self::tensor`] does so for a tensor's file
+    /// before it is read, and a loader for all files after it has read them: what was read in between may be a mixture.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] naming a file that was written to. One that was replaced or deleted stays as it was.
+    pub fn ensure_unchanged(&self) -> Result<()> {
+        match &self.source {
+            Source::Gguf(file) => file.ensure_unchanged(),
+            Source::Folder { files, .. } => files.ensure_unchanged(),
+        }
+    }
+
     /// Bytes of all weight files.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {

@@ -1,6 +1,7 @@
 //! Bytes of weights: mapped from disk, in the program itself, or made at load.
 
 use std::fmt;
+use std::fs::{self, Metadata};
 use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
@@ -13,10 +14,11 @@ use crate::{Error, Result, files};
 
 /// The bytes of one file, or of one tensor that was made at load.
 ///
-/// The map is read-only. If another process overwrites or truncates the file during its use, the weights change or the
-/// operating system ends this process; replacing a file by renaming a new one over it is safe.
+/// The map is read-only. If another process overwrites the file during its use, the weights change; if it truncates the
+/// file, the operating system ends this process as soon as it reads what is gone. [`Self::ensure_unchanged`] notices both
+/// before more is read. Replacing a file by renaming a new one over it is safe.
 pub(super) enum Mapping {
-    Mapped(Mmap, FileStamp),
+    Mapped(Mmap, FileStamp, FileId),
     Static(&'static [u8]),
     Owned(Vec<u8>),
 }
@@ -30,6 +32,25 @@ pub struct FileStamp {
     pub len: u64,
     /// When it was changed last, where the system reports it.
     pub modified: Option<SystemTime>,
+}
+
+/// Which file has a name at the moment, where the system tells: device and number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FileId(Option<(u64, u64)>);
+
+impl FileId {
+    fn of(metadata: &Metadata) -> Self {
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::MetadataExt;
+            Self(Some((metadata.dev(), metadata.ino())))
+        }
+        #[cfg(not(unix))]
+        {
+            let _ = metadata;
+            Self(None)
+        }
+    }
 }
 
 impl Mapping {
@@ -55,13 +76,32 @@ impl Mapping {
             len: metadata.len(),
             modified: metadata.modified().ok(),
         };
-        Ok(Self::Mapped(map.map_err(|error| Error::io(&doing, error))?, stamp))
+        let id = FileId::of(&metadata);
+        Ok(Self::Mapped(map.map_err(|error| Error::io(&doing, error))?, stamp, id))
+    }
+
+    /// Fails if the file has another size or time than when it was opened. One that was replaced or deleted is not the
+    /// mapped one any more, which stays as it was.
+    pub(super) fn ensure_unchanged(&self) -> Result<()> {
+        let Self::Mapped(_, stamp, id) = self else { return Ok(()) };
+        let Ok(now) = fs::metadata(&stamp.path) else { return Ok(()) };
+        let is_same = now.len() == stamp.len && now.modified().ok() == stamp.modified;
+        if is_same || FileId::of(&now) != *id {
+            return Ok(());
+        }
+        let path = stamp.path.display();
+        let what = match now.len() {
+            len if len == stamp.len => "another program writes to it".to_owned(),
+            len => format!("it had {} bytes and has {len} now", stamp.len),
+        };
+        Err(Error::invalid_model(format!("{path} changed while it was loaded: {what}"))
+            .with_hint("wait until the file is written or downloaded, then start again"))
     }
 
     /// The file that is mapped, if it is one.
     pub(super) fn stamp(&self) -> Option<&FileStamp> {
         match self {
-            Self::Mapped(_, stamp) => Some(stamp),
+            Self::Mapped(_, stamp, _) => Some(stamp),
             Self::Static(_) | Self::Owned(_) => None,
         }
     }
@@ -72,7 +112,7 @@ impl Mapping {
     /// file again.
     pub(super) fn release(&self, range: Range<usize>) {
         #[cfg(unix)]
-        if let Self::Mapped(map, _) = self {
+        if let Self::Mapped(map, ..) = self {
             // SAFETY: the map is never written, so its pages hold only the file's contents, and dropping them cannot
             // change a reader's bytes.
             let result = unsafe {
@@ -91,7 +131,7 @@ impl Deref for Mapping {
 
     fn deref(&self) -> &[u8] {
         match self {
-            Self::Mapped(map, _) => map,
+            Self::Mapped(map, ..) => map,
             Self::Static(bytes) => bytes,
             Self::Owned(bytes) => bytes,
         }
@@ -101,7 +141,7 @@ impl Deref for Mapping {
 impl fmt::Debug for Mapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Mapped(map, _) => write!(f, "Mapped({} bytes)", map.len()),
+            Self::Mapped(map, ..) => write!(f, "Mapped({} bytes)", map.len()),
             Self::Static(bytes) => write!(f, "Static({} bytes)", bytes.len()),
             Self::Owned(bytes) => write!(f, "Owned({} bytes)", bytes.len()),
         }
@@ -145,7 +185,7 @@ impl SharedBytes {
     /// bytes, which has to be the system's page size and a power of two.
     #[must_use]
     pub fn pages(&self, page_size: usize) -> Option<MappedPages> {
-        let Mapping::Mapped(map, _) = &*self.mapping else { return None };
+        let Mapping::Mapped(map, ..) = &*self.mapping else { return None };
         if self.range.is_empty() || !map.as_ptr().addr().is_multiple_of(page_size) {
             return None;
         }
@@ -180,6 +220,35 @@ mod tests {
     use std::io::Write;
 
     use super::*;
+
+    #[test]
+    fn a_file_that_is_written_to_is_noticed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("weights");
+        fs::write(&path, [1; 100]).unwrap();
+        let check = |change: &dyn Fn(&fs::File), expected: &str| {
+            let mapping = Mapping::open(&path).unwrap();
+            mapping.ensure_unchanged().unwrap();
+            change(&fs::File::options().append(true).open(&path).unwrap());
+            let error = mapping.ensure_unchanged().unwrap_err();
+            assert!(error.message().contains(path.file_name().unwrap().to_str().unwrap()), "{error}");
+            assert!(error.message().contains(expected), "{error}");
+            mapping
+        };
+        check(&|mut file| file.write_all(&[2; 20]).unwrap(), "had 100 bytes and has 120 now");
+        check(&|file| file.set_modified(SystemTime::UNIX_EPOCH).unwrap(), "another program writes to it");
+        check(&|file| file.set_len(100).unwrap(), "had 120 bytes and has 100 now");
+        // The mapped file stays as it was.
+        if cfg!(unix) {
+            let mapping = Mapping::open(&path).unwrap();
+            fs::write(folder.path().join("new"), [3; 7]).unwrap();
+            fs::rename(folder.path().join("new"), &path).unwrap();
+            mapping.ensure_unchanged().unwrap();
+            fs::remove_file(&path).unwrap();
+            mapping.ensure_unchanged().unwrap();
+            assert_eq!(mapping[..2], [1, 1]);
+        }
+    }
 
     #[test]
     fn bytes_of_a_mapped_file_have_whole_pages() {

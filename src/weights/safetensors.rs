@@ -1,7 +1,8 @@
 //! Hugging Face checkpoints: `model.safetensors`, or several shards with an index.
 //!
-//! The header format and the layout of the data are checked by the `safetensors` crate; this module reads
-//! the length in front of the header itself, so that every sum is checked against the file.
+//! `header.rs` reads a file, this module the folder.
+
+mod header;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
@@ -9,13 +10,13 @@ use std::path::{Component, Path};
 use std::sync::Arc;
 
 use ::safetensors::Dtype;
-use ::safetensors::tensor::Metadata;
 use serde::Deserialize;
 
+use self::header::parse_header;
 use super::checkpoint::missing_shards;
 use super::mapping::{FileStamp, Mapping};
 use super::quantized::{ComponentTensor, PackedTensors, QuantConfig};
-use super::{DType, RawTensor, SharedBytes, foreign, names};
+use super::{DType, RawTensor, SharedBytes, names};
 use crate::{Error, Result, files};
 
 /// The file of an unsharded checkpoint.
@@ -27,8 +28,6 @@ const INDEX_ENDING: &str = ".safetensors.index.json";
 /// Beginnings of the names of files that are no model by themselves, or the same one with other names of tensors.
 const NO_MODELS: [&str; 2] = ["adapter", "consolidated"];
 
-/// Most bytes of a header, the limit of the format's reference implementation.
-const MAX_HEADER_BYTES: usize = 100_000_000;
 /// Most bytes of an index: a few hundred for each of a hundred thousand tensors.
 const MAX_INDEX_BYTES: u64 = 64 << 20;
 
@@ -171,6 +170,11 @@ impl SafetensorsFiles {
         &self.packed
     }
 
+    /// Fails if one of the files was written to.
+    pub(super) fn ensure_unchanged(&self) -> Result<()> {
+        self.parts.iter().try_for_each(|part| part.ensure_unchanged())
+    }
+
     /// The files that are mapped.
     pub(super) fn stamps(&self) -> impl Iterator<Item = &FileStamp> {
         self.parts.iter().filter_map(|part| part.stamp())
@@ -198,6 +202,7 @@ impl SafetensorsFiles {
             return Err(Error::invalid_model(format!("the checkpoint has no tensor {name:?}{theirs}")));
         };
         let stored = &self.tensors[index];
+        self.parts[stored.part].ensure_unchanged()?;
         let dtype = stored.dtype().ok_or_else(|| unsupported(stored))?;
         Ok(RawTensor::new(&stored.name, dtype, &stored.shape, &self.parts[stored.part], stored.range.clone()))
     }
@@ -221,6 +226,10 @@ impl SafetensorsFiles {
         let in_file = |error: Error| error.context(path.display());
         for mut tensor in parse_header(&mapping).map_err(in_file)? {
             tensor.part = part;
+            // What is not read may occur in any number.
+            if self.index.contains_key(&tensor.name) && names::is_unread(&tensor.name) {
+                continue;
+            }
             if self.index.insert(tensor.name.clone(), self.tensors.len()).is_some() {
                 return Err(in_file(Error::invalid_model(format!("tensor {:?} occurs twice", tensor.name))));
             }
@@ -290,60 +299,6 @@ pub(super) fn unsupported(tensor: &StoredTensor) -> Error {
         tensor.name, tensor.stored_type
     ))
     .with_hint("use a checkpoint in F32, F16 or BF16, or a GGUF file")
-}
-
-/// The tensors of one file, in the order of their data. All ranges are inside `bytes`.
-fn parse_header(bytes: &[u8]) -> Result<Vec<StoredTensor>> {
-    let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
-        return Err(foreign::not_a("safetensors file", bytes));
-    };
-    if rest.first() != Some(&b'{') {
-        return Err(foreign::not_a("safetensors file", &bytes[..bytes.len().min(64)]));
-    }
-    let length = u64::from_le_bytes(*length);
-    let Some(header) = usize::try_from(length)
-        .ok()
-        .filter(|length| *length <= MAX_HEADER_BYTES)
-        .and_then(|length| rest.get(..length))
-    else {
-        return Err(Error::invalid_model(format!(
-            "the header claims {length} bytes, but the file has {} and the limit is {MAX_HEADER_BYTES}",
-            rest.len()
-        ))
-        .with_hint("the file is damaged or its download is incomplete; fetch it again"));
-    };
-    let metadata: Metadata = serde_json::from_slice(header)
-        .map_err(|error| Error::invalid_model(format!("the header is wrong: {error}")).with_source(error))?;
-    let data = &rest[header.len()..];
-    if metadata.data_len() != data.len() {
-        return Err(Error::invalid_model(format!(
-            "the tensors take {} bytes, but {} follow the header",
-            metadata.data_len(),
-            data.len()
-        ))
-        .with_hint(match data.len().checked_sub(metadata.data_len()) {
-            Some(more) => format!("the file is {more} bytes longer than its header says; fetch it again"),
-            None => "the download is incomplete; fetch the file again".to_owned(),
-        }));
-    }
-    let data_start = bytes.len() - data.len();
-    let mut tensors = Vec::new();
-    for (name, info) in metadata.tensors() {
-        let (start, end) = info.data_offsets;
-        if start > end || end > data.len() {
-            return Err(Error::invalid_model(format!("tensor {name:?} lies outside of the file")));
-        }
-        tensors.push(StoredTensor {
-            name: names::canonical(&name).unwrap_or_else(|| name.clone()),
-            file_name: name,
-            stored_type: info.dtype,
-            shape: info.shape.clone(),
-            range: data_start + start..data_start + end,
-            part: 0,
-        });
-    }
-    tensors.sort_by(|a, b| (a.range.start, &a.name).cmp(&(b.range.start, &b.name)));
-    Ok(tensors)
 }
 
 fn read_index(path: &Path) -> Result<Index> {

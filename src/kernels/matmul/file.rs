@@ -6,9 +6,14 @@
 //! used pages while memory allows, and evicts pages without writing them.
 //!
 //! ```text
-//! [header]  one page: magic, version, fingerprint, matrices, length, digest of their shapes, checksum of all that
-//! [tiles]   of one matrix after the other, each from a multiple of a page on
+//! [header]    one page: magic, version, fingerprint, matrices, length, digest of their shapes, checksum of the checksums,
+//!             checksum of all that
+//! [tiles]     of one matrix after the other, each from a multiple of a page on
+//! [checksums] of the tiles of each matrix
 //! ```
+//!
+//! A matrix is compared with its checksum before its first use in a process, and not at the start, which would read all
+//! of the file.
 //!
 //! A file appears under its name only when it is whole and on the disk. Until then it has another name, and a process that
 //! makes it holds a lock; a second process waits for that one and finds the file.
@@ -17,6 +22,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use memmap2::{Mmap, MmapOptions};
@@ -30,10 +36,12 @@ use crate::{DType, Error, ErrorKind, FileType, Result};
 
 const MAGIC: [u8; 8] = *b"tvllmmat";
 /// Of the file and of the tiles in it: has to change when `layout` does, or the order in which matrices are loaded.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 /// Where matrices begin: at multiples of the largest page of the systems that are usual.
 const PAGE: u64 = 16 << 10;
-const HEADER_BYTES: usize = 64;
+const HEADER_BYTES: usize = 72;
+/// Bytes of a checksum.
+const SUM_BYTES: usize = size_of::<u64>();
 /// Bytes after which written data is flushed to the disk: unflushed data occupies memory.
 const SYNC_BYTES: u64 = 128 << 20;
 
@@ -42,8 +50,30 @@ const SYNC_BYTES: u64 = 128 << 20;
 pub struct MatrixFile {
     path: PathBuf,
     /// From the moment on when all matrices are in the file.
-    map: OnceLock<Mmap>,
+    map: OnceLock<Mapped>,
     stage: Mutex<Stage>,
+}
+
+#[derive(Debug)]
+struct Mapped {
+    map: Mmap,
+    matrices: Vec<Checksum>,
+}
+
+/// Of a matrix.
+#[derive(Debug)]
+struct Checksum {
+    value: u64,
+    /// Whether the matrix is known to have it.
+    is_checked: AtomicBool,
+}
+
+/// Where a matrix is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Slot {
+    pub(super) range: Range<usize>,
+    /// Its number in the file.
+    index: usize,
 }
 
 #[derive(Debug)]
@@ -69,15 +99,15 @@ struct Position {
 impl Position {
     const START: Self = Self { num_matrices: 0, len: PAGE, digest: 0 };
 
-    /// Returns the range of the next matrix, and advances past it.
-    fn advance(&mut self, dtype: DType, rows: usize, cols: usize) -> Result<Range<usize>> {
+    /// Returns the place of the next matrix, and advances past it.
+    fn advance(&mut self, dtype: DType, rows: usize, cols: usize) -> Result<Slot> {
         let len = PackedMatrix::packed_bytes(dtype, rows, cols)
             .ok_or_else(|| Error::invalid_model(format!("a matrix of {rows} × {cols} is too large")))?;
-        let start = self.len as usize;
+        let (start, index) = (self.len as usize, self.num_matrices as usize);
         self.num_matrices += 1;
         self.len = (self.len + len as u64).next_multiple_of(PAGE);
         self.digest = xxh3_64_with_seed(format!("{dtype} {rows} {cols}").as_bytes(), self.digest);
-        Ok(start..start + len)
+        Ok(Slot { range: start..start + len, index })
     }
 }
 
@@ -85,6 +115,8 @@ impl Position {
 struct Header {
     fingerprint: u128,
     end: Position,
+    /// The checksum of those of the matrices.
+    sums: u64,
 }
 
 impl Header {
@@ -94,12 +126,12 @@ impl Header {
         bytes[8..16].copy_from_slice(&VERSION.to_le_bytes());
         bytes[16..32].copy_from_slice(&self.fingerprint.to_le_bytes());
         let Position { num_matrices, len, digest } = self.end;
-        for (field, value) in bytes[32..56].as_chunks_mut::<8>().0.iter_mut().zip([num_matrices, len, digest])
-        {
+        let fields = bytes[32..64].as_chunks_mut::<8>().0.iter_mut();
+        for (field, value) in fields.zip([num_matrices, len, digest, self.sums]) {
             *field = value.to_le_bytes();
         }
-        let checksum = xxh3_64(&bytes[..56]);
-        bytes[56..].copy_from_slice(&checksum.to_le_bytes());
+        let checksum = xxh3_64(&bytes[..64]);
+        bytes[64..].copy_from_slice(&checksum.to_le_bytes());
         bytes
     }
 
@@ -110,8 +142,14 @@ impl Header {
         let header = Self {
             fingerprint,
             end: Position { num_matrices: number(32), len: number(40), digest: number(48) },
+            sums: number(56),
         };
         (header.to_bytes() == *bytes).then_some(header)
+    }
+
+    /// Bytes of the whole file.
+    fn file_len(&self) -> Option<u64> {
+        self.end.len.checked_add(self.end.num_matrices.checked_mul(SUM_BYTES as u64)?)
     }
 }
 
@@ -119,8 +157,8 @@ impl MatrixFile {
     /// The file at `path`, if it is complete and has this `fingerprint`, otherwise a new one that replaces it, for
     /// matrices of about `num_bytes` bytes. Waits while another process writes it.
     ///
-    /// The contents of the matrices are not checked. A process that changes the file while it is in use changes the
-    /// weights; a process that shortens it ends this process. Replacing it by another file is harmless, and so is
+    /// The matrices are checked at their first use ([`PackedMatrix::check`]). A process that changes the file after that
+    /// changes the weights; a process that shortens it ends this process. Replacing it by another file is harmless, and so is
     /// deleting it.
     ///
     /// # Errors
@@ -157,10 +195,16 @@ impl MatrixFile {
         let mut bytes = [0; HEADER_BYTES];
         let header = file.read_exact(&mut bytes).ok().and_then(|()| Header::from_bytes(&bytes));
         let len = file.metadata().map_err(|error| Error::io(&doing, error))?.len();
-        let Some(header) = header.filter(|it| it.fingerprint == fingerprint && it.end.len == len) else {
+        let is_whole = |header: &Header| header.fingerprint == fingerprint && header.file_len() == Some(len);
+        let Some(header) = header.filter(is_whole) else { return Ok(None) };
+        let map = map(&file).map_err(|error| Error::io(&doing, error))?;
+        let sums = map.get(header.end.len as usize..).unwrap_or_default();
+        if xxh3_64(sums) != header.sums {
             return Ok(None);
-        };
-        let map = OnceLock::from(map(&file).map_err(|error| Error::io(&doing, error))?);
+        }
+        let sums = sums.as_chunks::<SUM_BYTES>().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
+        let matrices = sums.map(|value| Checksum { value, is_checked: AtomicBool::new(false) }).collect();
+        let map = OnceLock::from(Mapped { map, matrices });
         let stage = Stage::Taking { header, position: Position::START };
         Ok(Some(Self { path: path.to_owned(), map, stage: Mutex::new(stage) }))
     }
@@ -171,11 +215,11 @@ impl MatrixFile {
     /// [`ErrorKind::InvalidModel`] if there is none or another one in the file.
     pub fn next(self: &Arc<Self>, dtype: DType, rows: usize, cols: usize) -> Result<Option<PackedMatrix>> {
         let Stage::Taking { header, position } = &mut *self.stage() else { return Ok(None) };
-        let range = position.advance(dtype, rows, cols)?;
+        let slot = position.advance(dtype, rows, cols)?;
         if position.len > header.end.len {
             return Err(self.other_matrices());
         }
-        Ok(Some(PackedMatrix::in_file(dtype, rows, cols, Arc::clone(self), range)))
+        Ok(Some(PackedMatrix::in_file(dtype, rows, cols, Arc::clone(self), slot)))
     }
 
     /// Packs a matrix into the file. It can be used after [`Self::finish`].
@@ -194,8 +238,8 @@ impl MatrixFile {
             return Err(Error::internal("a matrix is packed into a file that is complete"));
         };
         let file_type = file_type.into();
-        let range = writer.add(file_type, bytes, rows, cols, pool)?;
-        Ok(PackedMatrix::in_file(file_type.kept_as(), rows, cols, Arc::clone(self), range))
+        let slot = writer.add(file_type, bytes, rows, cols, pool)?;
+        Ok(PackedMatrix::in_file(file_type.kept_as(), rows, cols, Arc::clone(self), slot))
     }
 
     /// Marks the end of the matrices.
@@ -224,13 +268,13 @@ impl MatrixFile {
     /// Bytes of the file, once it is finished.
     #[must_use]
     pub fn num_bytes(&self) -> u64 {
-        self.map.get().map_or(0, |map| map.len() as u64)
+        self.map.get().map_or(0, |file| file.map.len() as u64)
     }
 
     /// How many of them are in memory at the moment, in this process or another; none if the system does not report it.
     #[must_use]
     pub fn resident_bytes(&self) -> Option<u64> {
-        residency::resident_bytes(self.map.get()?)
+        residency::resident_bytes(&self.map.get()?.map)
     }
 
     /// The tiles of a matrix.
@@ -238,14 +282,34 @@ impl MatrixFile {
     /// # Panics
     /// If the file is not finished.
     pub(super) fn bytes(&self, range: Range<usize>) -> &[u8] {
-        &self.map.get().map_or(&[][..], |map| &map[..])[range]
+        &self.map.get().map_or(&[][..], |file| &file.map[..])[range]
     }
 
     /// Starts to read the bytes of this range that are not in memory, without waiting.
     pub(super) fn fetch(&self, range: Range<usize>) {
-        if let Some(map) = self.map.get() {
-            residency::fetch(map, range);
+        if let Some(file) = self.map.get() {
+            residency::fetch(&file.map, range);
         }
+    }
+
+    /// Compares a matrix with its checksum, unless that was done. Two threads may do it at once, which does no harm.
+    pub(super) fn check(&self, slot: &Slot) -> Result<()> {
+        let checksum = self.map.get().and_then(|file| file.matrices.get(slot.index));
+        let Some(checksum) = checksum.filter(|it| !it.is_checked.load(Ordering::Relaxed)) else {
+            return Ok(());
+        };
+        if xxh3_64(self.bytes(slot.range.clone())) != checksum.value {
+            // A request that fails reports the message alone, so the way out is part of it.
+            return Err(Error::invalid_model(format!(
+                "the experts in {} are damaged: the bytes {} to {} are not those that were written; delete the file, and \
+                 the next start writes it again",
+                self.path.display(),
+                slot.range.start,
+                slot.range.end
+            )));
+        }
+        checksum.is_checked.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     fn stage(&self) -> MutexGuard<'_, Stage> {
@@ -267,6 +331,8 @@ struct Writer {
     position: Position,
     /// One packed matrix.
     buffer: AlignedBuffer,
+    /// The checksums of the matrices so far.
+    sums: Vec<u64>,
     /// Bytes that may not be on the disk yet.
     num_unsynced: u64,
     is_finished: bool,
@@ -303,6 +369,7 @@ impl Writer {
             fingerprint,
             position,
             buffer,
+            sums: Vec::new(),
             num_unsynced: 0,
             is_finished: false,
             _lock: lock,
@@ -316,8 +383,9 @@ impl Writer {
         rows: usize,
         cols: usize,
         pool: &ThreadPool,
-    ) -> Result<Range<usize>> {
-        let range = self.position.advance(file_type.kept_as(), rows, cols)?;
+    ) -> Result<Slot> {
+        let slot = self.position.advance(file_type.kept_as(), rows, cols)?;
+        let range = slot.range.clone();
         if self.buffer.len() < range.len() {
             self.buffer = AlignedBuffer::zeroed(range.len()).ok_or_else(|| {
                 Error::new(ErrorKind::Capacity, format!("no memory to pack {} bytes", range.len()))
@@ -328,17 +396,21 @@ impl Writer {
         let written = self.file.seek(SeekFrom::Start(range.start as u64));
         let written = written.and_then(|_| self.file.write_all(&self.buffer.as_slice()[..range.len()]));
         self.check(written)?;
+        self.sums.push(xxh3_64(&self.buffer.as_slice()[..range.len()]));
         self.num_unsynced += range.len() as u64;
         if self.num_unsynced >= SYNC_BYTES {
             self.num_unsynced = 0;
             self.check(self.file.sync_data())?;
         }
-        Ok(range)
+        Ok(slot)
     }
 
-    fn finish(mut self, path: &Path) -> Result<Mmap> {
-        let header = Header { fingerprint: self.fingerprint, end: self.position };
+    fn finish(mut self, path: &Path) -> Result<Mapped> {
+        let sums: Vec<u8> = self.sums.iter().flat_map(|sum| sum.to_le_bytes()).collect();
+        let header = Header { fingerprint: self.fingerprint, end: self.position, sums: xxh3_64(&sums) };
         let written = self.file.set_len(self.position.len).and_then(|()| {
+            self.file.seek(SeekFrom::Start(self.position.len))?;
+            self.file.write_all(&sums)?;
             self.file.seek(SeekFrom::Start(0))?;
             self.file.write_all(&header.to_bytes())?;
             self.file.sync_all()?;
@@ -346,7 +418,11 @@ impl Writer {
         });
         self.check(written)?;
         self.is_finished = true;
-        map(&self.file).map_err(|error| Error::io(format!("cannot map {}", path.display()), error))
+        let map =
+            map(&self.file).map_err(|error| Error::io(format!("cannot map {}", path.display()), error))?;
+        // What this process has written is read from memory, or from a disk that has just taken it.
+        let checked = |value: &u64| Checksum { value: *value, is_checked: AtomicBool::new(true) };
+        Ok(Mapped { map, matrices: self.sums.iter().map(checked).collect() })
     }
 
     fn check(&self, written: io::Result<()>) -> Result<()> {

@@ -1,9 +1,8 @@
 //! A weight matrix in the layout that the kernels read.
 
-use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use super::file::MatrixFile;
+use super::file::{MatrixFile, Slot};
 use super::layout::{self, TILE_ROWS};
 use crate::blocks::repack;
 use crate::memory::{AlignedBuffer, SharedPointer};
@@ -24,14 +23,14 @@ pub struct PackedMatrix {
 /// The storage of the tiles, which kernels do not see.
 pub(super) enum Tiles {
     Memory(AlignedBuffer),
-    File(Arc<MatrixFile>, Range<usize>),
+    File(Arc<MatrixFile>, Slot),
 }
 
 impl Tiles {
     pub(super) fn as_slice(&self) -> &[u8] {
         match self {
             Self::Memory(buffer) => buffer.as_slice(),
-            Self::File(file, range) => file.bytes(range.clone()),
+            Self::File(file, slot) => file.bytes(slot.range.clone()),
         }
     }
 }
@@ -69,15 +68,9 @@ impl PackedMatrix {
         Ok(Self { dtype, rows, cols, tiles: Tiles::Memory(tiles) })
     }
 
-    /// The matrix whose tiles are at `range` of a file.
-    pub(super) fn in_file(
-        dtype: DType,
-        rows: usize,
-        cols: usize,
-        file: Arc<MatrixFile>,
-        range: Range<usize>,
-    ) -> Self {
-        Self { dtype, rows, cols, tiles: Tiles::File(file, range) }
+    /// The matrix whose tiles are at `slot` of a file.
+    pub(super) fn in_file(dtype: DType, rows: usize, cols: usize, file: Arc<MatrixFile>, slot: Slot) -> Self {
+        Self { dtype, rows, cols, tiles: Tiles::File(file, slot) }
     }
 
     /// Bytes of all tiles.
@@ -161,7 +154,7 @@ impl PackedMatrix {
     pub fn num_bytes(&self) -> usize {
         match &self.tiles {
             Tiles::Memory(buffer) => buffer.len(),
-            Tiles::File(_, range) => range.len(),
+            Tiles::File(_, slot) => slot.range.len(),
         }
     }
 
@@ -173,8 +166,20 @@ impl PackedMatrix {
 
     /// Starts to read the bytes that are not in memory, without waiting.
     pub fn fetch(&self) {
-        if let Tiles::File(file, range) = &self.tiles {
-            file.fetch(range.clone());
+        if let Tiles::File(file, slot) = &self.tiles {
+            file.fetch(slot.range.clone());
+        }
+    }
+
+    /// Compares tiles in a file with their checksum, once in a process. Whoever multiplies with a matrix that may be in
+    /// a file has to call it first.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] naming the file, if it is damaged.
+    pub fn check(&self) -> Result<()> {
+        match &self.tiles {
+            Tiles::Memory(_) => Ok(()),
+            Tiles::File(file, slot) => file.check(slot),
         }
     }
 

@@ -1,7 +1,10 @@
 //! Batches of a step's experts whose weights are in a file.
 
+use std::sync::OnceLock;
+
 use super::matmul::{PackedMatrix, RowGroup};
 use super::pool::ThreadPool;
+use crate::Result;
 
 /// Bytes of weights that are read from a file together: enough to keep a disk busy. If memory is short, the system
 /// would evict the pages of larger batches before their use, in favour of used ones.
@@ -32,12 +35,32 @@ impl<'a, const N: usize> Batches<'a, N> {
 
     /// Calls `compute` with the groups of each batch, while the next one's weights are read. The caller has
     /// [fetched](Self::fetch) the first one.
-    pub(super) fn run(&self, pool: &ThreadPool, mut compute: impl FnMut(&[RowGroup])) {
-        let Some(len) = self.len else { return compute(self.groups) };
+    ///
+    /// # Errors
+    /// If a matrix in a file is not as it was written.
+    pub(super) fn run(&self, pool: &ThreadPool, mut compute: impl FnMut(&[RowGroup])) -> Result<()> {
+        let Some(len) = self.len else {
+            compute(self.groups);
+            return Ok(());
+        };
         for (index, batch) in self.groups.chunks(len).enumerate() {
             self.fetch(index + 1, pool);
+            self.check(batch, pool)?;
             compute(batch);
         }
+        Ok(())
+    }
+
+    /// The first error of the matrices of these groups.
+    fn check(&self, batch: &[RowGroup], pool: &ThreadPool) -> Result<()> {
+        let damaged = OnceLock::new();
+        pool.run(batch.len() * N, |task| {
+            if let Err(error) = self.stacks[task % N][batch[task / N].matrix].check() {
+                // One is enough.
+                let _ = damaged.set(error);
+            }
+        });
+        damaged.into_inner().map_or(Ok(()), Err)
     }
 }
 
@@ -67,10 +90,12 @@ mod tests {
             let batches = Batches::new(groups, stacks);
             batches.fetch(0, &pool);
             let (mut lens, mut seen) = (Vec::new(), Vec::new());
-            batches.run(&pool, |batch| {
-                lens.push(batch.len());
-                seen.extend_from_slice(batch);
-            });
+            batches
+                .run(&pool, |batch| {
+                    lens.push(batch.len());
+                    seen.extend_from_slice(batch);
+                })
+                .unwrap();
             assert_eq!((&lens[..], &seen[..]), (expected, groups));
         };
         // 32 MiB for both matrices of an expert.

@@ -92,8 +92,7 @@ impl ExpertOps for CpuBackend {
         };
         Batches::new(&routing.groups, [gates, ups]).run(pool, |groups| {
             matmul_gated_groups(activations, groups, gate_of, activation, write, pool, level);
-        });
-        Ok(())
+        })
     }
 
     fn experts_residual(
@@ -124,7 +123,7 @@ impl ExpertOps for CpuBackend {
         };
         Batches::new(&routing.groups, [matrices]).run(pool, |groups| {
             matmul_groups(activations, groups, |expert| &matrices[expert], write, pool, level);
-        });
+        })?;
         let x = RowsMut::new(self.rows_mut(x, num_rows)?, hidden);
         let projected = self.rows(projected, num_slots)?;
         let rows_per_task = VALUES_PER_TASK.div_ceil(hidden * per_tok).max(1);

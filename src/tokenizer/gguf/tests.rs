@@ -115,6 +115,19 @@ fn chat_templates_are_found_by_name() {
     assert_eq!(tokenizer.chat_template(), Some("main"));
     assert_eq!(tokenizer.named_chat_template("tool_use"), Some("tools"));
     assert_eq!(tokenizer.chat_template_names().collect::<Vec<_>>(), ["default", "tool_use"]);
+    // Entries that are none keep nobody from encoding text, and each is reported by those who need it.
+    let odd = Value::Unsigned(7);
+    let entries = vec![("template", odd.clone()), ("template.tool_use", odd.clone()), ("template.rag", odd)];
+    let tokenizer = Tokenizer::from_gguf(&bpe(entries)).unwrap();
+    assert_eq!(tokenizer.chat_template_names().count(), 0);
+    let why = "tokenizer.chat_template is 7, expected a text";
+    assert_eq!(tokenizer.default_chat_template_problem().as_deref(), Some(why));
+    let why = "tokenizer.chat_template.tool_use is 7, expected a text";
+    assert_eq!(tokenizer.chat_template_problem("tool_use").as_deref(), Some(why));
+    assert_eq!(tokenizer.notices(), ["tokenizer.chat_template.rag is 7, expected a text; it is left out"]);
+    let tokenizer = Tokenizer::from_gguf(&bpe(vec![("template.rag", text("R"))])).unwrap();
+    let why = "no chat template of the model is named \"default\"; its names are rag";
+    assert_eq!(tokenizer.default_chat_template_problem().as_deref(), Some(why));
 }
 
 #[test]
@@ -131,17 +144,6 @@ fn stop_tokens_are_the_union_of_all_sources() {
     assert_eq!(tokenizer.eos_token_ids(), [1, 2]);
     // "</s>" is ordinary text in this file, so it does not stop.
     assert_eq!(tokenizer.stop_token_ids(&[0]), [0, 1, 2, 3]);
-}
-
-/// A conversation then continues without a template, which is said.
-#[test]
-fn a_template_that_is_no_text_is_named() {
-    let mut metadata = bpe(vec![]);
-    metadata.entries.insert("tokenizer.chat_template".into(), Value::Unsigned(5));
-    let tokenizer = Tokenizer::from_gguf(&metadata).unwrap();
-    assert_eq!(tokenizer.chat_template(), None);
-    let notices = tokenizer.notices().join("\n");
-    assert!(notices.contains("tokenizer.chat_template is 5, expected a text"), "{notices}");
 }
 
 #[test]

@@ -7,8 +7,8 @@ use tokenizers::models::bpe::Vocab;
 use super::super::END_TEXTS;
 use super::super::added::{AddedToken, AddedTokens};
 use super::super::vocabulary::{TokenKind, Vocabulary};
-use super::{TEMPLATE_KEY, text_under};
-use crate::weights::gguf::Metadata;
+use super::template_entries;
+use crate::weights::gguf::{Metadata, Value};
 use crate::{Error, Result};
 
 /// Beginnings of turns and texts that are spelled like no others.
@@ -171,7 +171,10 @@ impl<'m> Tokens<'m> {
 
 /// The sources of all chat templates.
 fn templates(metadata: &Metadata) -> impl Iterator<Item = &str> {
-    text_under(metadata, TEMPLATE_KEY).map(|(_, source)| source)
+    template_entries(metadata).filter_map(|(_, value)| match value {
+        Value::String(source) => Some(source.as_str()),
+        _ => None,
+    })
 }
 
 fn list(mut names: Vec<String>) -> String {

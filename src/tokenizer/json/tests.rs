@@ -305,6 +305,29 @@ fn what_the_steps_of_a_file_make_is_bounded() {
     check("post_processor", json!({"type": "Sequence", "processors": vec![template(1, 1); 65]}), "65 steps");
 }
 
+/// A prompt without the tokens before it would be another one.
+#[test]
+fn a_post_processor_that_cannot_be_read_is_an_error() {
+    let check = |post_processor: Value, expected: &str| {
+        let mut file = byte_level();
+        file["post_processor"] = post_processor;
+        let error = open(&file).expect_err(expected);
+        assert!(error.message().contains(expected), "{error}");
+    };
+    let template = |single: Value, ids: Value| json!({"type": "TemplateProcessing", "single": single, "special_tokens": {"<s>": {"ids": ids}}});
+    let token = json!([{"SpecialToken": {"id": "<s>"}}]);
+    check(json!("template"), "type of the post-processor is null");
+    check(json!({"type": "Unknown"}), "type of the post-processor is \"Unknown\"");
+    check(template(json!("<s> $A"), json!([1])), "single of the post-processor is \"<s> $A\"");
+    check(
+        template(json!([{"SpecialToken": "<s>"}]), json!([1])),
+        "an entry of single of the post-processor is {",
+    );
+    check(template(token.clone(), json!(1)), "ids of the post-processor is 1");
+    check(template(token, json!([1, -1])), "ids of the post-processor is [1,-1]");
+    check(json!({"type": "BertProcessing", "cls": "[CLS]"}), "cls of the post-processor is \"[CLS]\"");
+}
+
 #[test]
 fn added_tokens_are_normalised_within_one_bound() {
     let mut file = sentencepiece();

@@ -78,6 +78,11 @@ impl GgufFile {
         self.tensors.iter()
     }
 
+    /// Fails if one of the files was written to.
+    pub(in crate::weights) fn ensure_unchanged(&self) -> Result<()> {
+        self.parts.iter().try_for_each(|part| part.ensure_unchanged())
+    }
+
     /// The mapped files, one for each shard.
     pub(in crate::weights) fn stamps(&self) -> impl Iterator<Item = &FileStamp> {
         self.parts.iter().filter_map(|part| part.stamp())
@@ -113,6 +118,7 @@ impl GgufFile {
         let info = &self.tensors[index];
         let file_type = info.tensor_type.file_type().ok_or_else(|| unsupported(info))?;
         let mapping = &self.parts[self.range_of_tensor[index]];
+        mapping.ensure_unchanged()?;
         Ok(RawTensor::new(&info.name, file_type, &info.shape, mapping, info.range.clone()))
     }
 

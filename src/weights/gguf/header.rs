@@ -108,7 +108,24 @@ pub fn parse_header(bytes: &[u8]) -> Result<Header> {
     for entry in entries {
         tensors.push(locate(entry, data_start, alignment, bytes.len())?);
     }
+    check_disjoint(&tensors)?;
     Ok(Header { version, metadata, tensors })
+}
+
+/// Tensors that share bytes are those of a damaged file: at least one of them reads another one's weights.
+fn check_disjoint(tensors: &[TensorInfo]) -> Result<()> {
+    let mut by_start: Vec<_> = tensors.iter().filter(|tensor| !tensor.range.is_empty()).collect();
+    by_start.sort_by_key(|tensor| tensor.range.start);
+    for (first, second) in by_start.iter().zip(by_start.iter().skip(1)) {
+        if first.range.end > second.range.start {
+            return Err(Error::invalid_model(format!(
+                "the tensors {:?} and {:?} have bytes in common",
+                first.name, second.name
+            ))
+            .with_hint("the file is damaged; fetch it again, or convert the model again"));
+        }
+    }
+    Ok(())
 }
 
 /// A tensor's line in the header, not checked against the file yet.

@@ -160,20 +160,54 @@ fn broken_headers() {
     for (header, expected) in [
         (String::from("{"), "header is wrong"),
         (String::from(r#"{"a":7}"#), "header is wrong"),
-        (format!("{{{}}}", entry("a", "F33", &[2], 0, 8)), "F33"),
-        (format!("{{{}}}", entry("a", "F32", &[3], 0, 8)), "header is wrong"),
-        (format!("{{{}}}", entry("a", "F32", &[2], 8, 0)), "header is wrong"),
-        (format!("{{{}}}", entry("a", "F32", &[2], 4, 12)), "header is wrong"),
-        // Overlap, and a hole.
-        (format!("{{{good},{}}}", entry("b", "F32", &[1], 4, 8)), "header is wrong"),
-        (format!("{{{good},{}}}", entry("b", "F32", &[1], 12, 16)), "header is wrong"),
-        (format!("{{{}}}", entry("a", "F32", &[1 << 32, 1 << 32], 0, 8)), "header is wrong"),
+        (format!("{{{}}}", entry("a", "F32", &[3], 0, 8)), "\"a\" has the type F32, the shape [3]"),
+        (format!("{{{}}}", entry("a", "F32", &[2], 8, 0)), "take 0 bytes, but 8 follow"),
+        (format!("{{{good},{}}}", entry("b", "F32", &[1], 8, 4)), "\"b\" has the type F32"),
+        (format!("{{{}}}", entry("a", "F32", &[2], 4, 12)), "take 12 bytes, but 8 follow"),
+        (format!("{{{good},{}}}", entry("b", "F32", &[1], 4, 8)), "\"a\" and \"b\" have bytes in common"),
+        (format!("{{{}}}", entry("a", "F32", &[1 << 32, 1 << 32], 0, 8)), "which do not fit"),
+        (format!("{{{}}}", entry("a", "F4", &[15], 0, 8)), "which do not fit"),
         (format!("{{{}}}", entry("a", "U8", &[1 << 60], 0, 1 << 60)), "take 1152921504606846976 bytes"),
         (format!("{{{good},{}}}", entry("b", "F32", &[1], 8, 12)), "take 12 bytes, but 8 follow"),
         (String::from("{}"), "take 0 bytes"),
     ] {
         check_error(&file(&header, &[0; 8]), ErrorKind::InvalidModel, expected);
     }
+    let unknown = format!("{{{}}}", entry("a", "F33", &[2], 0, 8));
+    check_error(&file(&unknown, &[0; 8]), ErrorKind::Unsupported, "\"a\" has the type \"F33\"");
+}
+
+#[test]
+fn what_no_model_reads_may_be_of_any_form() {
+    const MASK: &str = "model.layers.0.self_attn.rotary_emb.inv_freq";
+    let norm = entry("model.norm.weight", "F32", &[1], 4, 8);
+    for odd in [
+        r#""__metadata__":[1]"#.to_owned(),
+        r#""__metadata__":{"a":1}"#.to_owned(),
+        entry(MASK, "F33", &[1], 0, 4),
+        entry(MASK, "F32", &[7], 0, 4),
+        entry(MASK, "F32", &[2], 0, 8),
+        [entry(MASK, "F32", &[1], 0, 4), entry(MASK, "F32", &[1], 4, 8)].join(","),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let data = [2.0_f32.to_le_bytes(), 1.0_f32.to_le_bytes()].concat();
+        fs::write(folder.path().join(SINGLE_FILE), file(&format!("{{{odd},{norm}}}"), &data)).unwrap();
+        let files = SafetensorsFiles::open(folder.path(), &QuantConfig::default()).expect(&odd);
+        assert_eq!(files.tensor("output_norm.weight").unwrap().to_f32().unwrap(), [1.0], "{odd}");
+    }
+    // A name that occurs twice with other bytes is not resolved in favour of the last one.
+    let folder = tempfile::tempdir().unwrap();
+    let twice = format!("{{{},{norm}}}", entry("model.norm.weight", "F32", &[1], 0, 4));
+    fs::write(folder.path().join(SINGLE_FILE), file(&twice, &[0; 8])).unwrap();
+    check_folder_error(folder.path(), ErrorKind::InvalidModel, "\"output_norm.weight\" occurs twice");
+}
+
+/// Nothing is searched for each tensor.
+#[test]
+fn a_header_of_many_tensors_is_read_in_passing() {
+    let entries: Vec<_> = (0..50_000).map(|i| entry(&format!("t{i}"), "U8", &[1], i, i + 1)).collect();
+    let bytes = file(&format!("{{{}}}", entries.join(",")), &[0; 50_000]);
+    assert_eq!(parse_header(&bytes).unwrap().len(), 50_000);
 }
 
 /// Together these ranges end just below 2⁶⁴, where adding the length of the header would overflow.

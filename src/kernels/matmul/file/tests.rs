@@ -64,6 +64,7 @@ fn check(path: &std::path::Path, fingerprint: u128, all: &[Stored], packs: bool)
     assert_eq!(has_packed, packs);
     for (matrix, stored) in matrices.iter().zip(all) {
         assert!(matrix.is_in_file());
+        matrix.check().unwrap();
         assert_eq!(matrix.tiles.as_slice(), in_memory(stored).tiles.as_slice(), "{matrix:?}");
         matrix.fetch();
     }
@@ -94,7 +95,7 @@ fn the_second_start_finds_what_the_first_one_made() {
 
     let file = MatrixFile::open(path.clone(), 7, 1).unwrap();
     assert_eq!(file.num_bytes(), fs::metadata(&path).unwrap().len());
-    assert_eq!((file.num_bytes() % PAGE, file.path()), (0, &*path));
+    assert_eq!((file.num_bytes() % PAGE, file.path()), (8 * some().len() as u64, &*path));
     // Once it has been read, padding too, all of it is in memory.
     fs::read(&path).unwrap();
     #[cfg(target_os = "linux")]
@@ -116,11 +117,12 @@ fn a_damaged_file_is_made_again() {
     check(&path, 7, &some(), true);
     let whole = fs::read(&path).unwrap();
     type Damage<'a> = &'a dyn Fn(&mut Vec<u8>);
-    let damages: [(&str, Damage<'_>); 6] = [
+    let damages: [(&str, Damage<'_>); 7] = [
         ("empty", &|bytes| bytes.clear()),
         ("shorter than a header", &|bytes| bytes.truncate(20)),
         ("short", &|bytes| bytes.truncate(whole.len() - 1)),
         ("long", &|bytes| bytes.push(0)),
+        ("with another checksum", &|bytes| bytes[whole.len() - 1] ^= 1),
         ("of another version", &|bytes| bytes[8] ^= 1),
         ("with another number of matrices", &|bytes| bytes[32] ^= 1),
     ];
@@ -132,6 +134,34 @@ fn a_damaged_file_is_made_again() {
         assert!(has_packed, "a file that is {what}");
         assert_eq!(fs::read(&path).unwrap(), whole, "{what}");
     }
+}
+
+/// Each matrix is checked, at its first use.
+#[test]
+fn a_damaged_matrix_is_named_and_the_others_stay_in_use() {
+    let (_folder, path) = file_in_folder();
+    check(&path, 7, &some(), true);
+    let whole = fs::read(&path).unwrap();
+    let (matrices, _) = load(&path, 7, &some()).unwrap();
+    let places: Vec<_> = matrices.iter().map(|matrix| matrix.tiles.as_slice().as_ptr().addr()).collect();
+    for (damaged, matrix) in matrices.iter().enumerate() {
+        for at in [0, matrix.num_bytes() - 1] {
+            let mut bytes = whole.clone();
+            bytes[PAGE as usize + places[damaged] - places[0] + at] ^= 4;
+            fs::write(&path, bytes).unwrap();
+            let (matrices, has_packed) = load(&path, 7, &some()).unwrap();
+            assert!(!has_packed);
+            for (index, matrix) in matrices.iter().enumerate() {
+                let result = matrix.check();
+                assert_eq!(result.is_err(), index == damaged, "{damaged}: {result:?}");
+                let Err(error) = result else { continue };
+                assert!(error.message().contains(path.to_str().unwrap()), "{error}");
+                assert!(error.message().contains("delete the file"), "{error}");
+                assert!(matrix.check().is_err(), "not only the first time");
+            }
+        }
+    }
+    assert!(in_memory(&some()[0]).check().is_ok());
 }
 
 #[test]

@@ -231,6 +231,7 @@ fn broken_tensors() {
     check_broken(|file| file.tensors[2].dims = vec![1 << 31, 1 << 31, 1], "overflows");
     check_broken(|file| file.tensors[1].dims = vec![33, 3], "not a whole number of Q8_0 blocks");
     check_broken(|file| file.tensors[0].offset = 1, "not a multiple of 32");
+    check_broken(|file| file.tensors[2].offset = file.tensors[1].offset, "have bytes in common");
     check_broken(|file| file.tensors[2].offset = 1 << 30, "beyond the file");
     check_broken(|file| file.tensors[2].offset = u64::MAX - 31, "beyond the file");
     check_broken(|file| file.tensors[2].dims = vec![4, 2, 4], "beyond the file");
