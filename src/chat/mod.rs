@@ -77,6 +77,8 @@ const MESSAGE_END: char = '\u{10FFFD}';
 pub struct ChatConfig {
     /// The source of a template, instead of the model's own.
     pub template: Option<String>,
+    /// The file that it is from, for errors.
+    pub template_file: Option<String>,
     /// The format in which the model calls tools.
     pub tool_calls: FormatChoice<ToolCallFormat>,
     /// The format in which it reasons.
@@ -125,13 +127,18 @@ impl Chat {
             Some(_) => None,
             None => tokenizer.named_chat_template("tool_use"),
         };
+        let name = match (&config.template, &config.template_file) {
+            (None, _) => "the model's chat template".to_owned(),
+            (Some(_), None) => "the chat template".to_owned(),
+            (Some(_), Some(file)) => format!("the chat template {file}"),
+        };
         let sources = [source, tool_use.unwrap_or_default()].concat();
         let mut chat = Self {
             answers: AnswerFormat::default(),
             detected: Detected::Nothing,
             lacks_syntax: false,
-            template: ChatTemplate::new(source)?,
-            tool_use: tool_use.map(ChatTemplate::new).transpose()?,
+            template: ChatTemplate::named(source, &name)?,
+            tool_use: tool_use.map(|source| ChatTemplate::named(source, &name)).transpose()?,
             tokens: tokenizer.template_tokens(),
             probe: Probe::default(),
             trials: Some(Mutex::default()),
