@@ -80,6 +80,8 @@ const MESSAGE_END: char = '\u{10FFFD}';
 pub struct ChatConfig {
     /// The source of a template, instead of the model's own.
     pub template: Option<String>,
+    /// The file that it is from, for errors.
+    pub template_file: Option<String>,
     /// The format in which the model calls tools.
     pub tool_calls: FormatChoice<ToolCallFormat>,
     /// The format in which it reasons.
@@ -126,11 +128,16 @@ impl Chat {
             }
             .with_hint("send the prompt as it is, with --raw, or give a template with --chat-template")
         })?;
+        let name = match (&config.template, &config.template_file) {
+            (None, _) => "the model's chat template".to_owned(),
+            (Some(_), None) => "the chat template".to_owned(),
+            (Some(_), Some(file)) => format!("the chat template {file}"),
+        };
         // A given template replaces all of the model's.
         let tool_use = match (&config.template, tokenizer.named_chat_template(TOOL_USE)) {
             (Some(_), _) => None,
             (None, Some(source)) => {
-                Some(ChatTemplate::new(source).map_err(|error| error.message().to_owned()))
+                Some(ChatTemplate::named(source, &name).map_err(|error| error.message().to_owned()))
             }
             (None, None) => tokenizer.chat_template_problem(TOOL_USE).map(Err),
         };
@@ -140,7 +147,7 @@ impl Chat {
             answers: AnswerFormat::default(),
             detected: Detected::Nothing,
             lacks_syntax: false,
-            template: ChatTemplate::new(source)?,
+            template: ChatTemplate::named(source, &name)?,
             tool_use,
             tokens: tokenizer.template_tokens(),
             probe: Probe::default(),

@@ -3,6 +3,7 @@
 
 use serde_json::{Value, json};
 
+use super::template::REFUSES;
 use super::{Chat, ChatOptions, Message};
 
 const QUESTION: &str = "probing question 4711";
@@ -118,7 +119,7 @@ fn outcome(chat: &Chat, messages: &[Message], tools: Option<&Value>, expected: &
         Ok(_) => Outcome::LeftOut,
         Err(error) => {
             let message = error.message();
-            let message = message.strip_prefix("the chat template refuses the messages: ").unwrap_or(message);
+            let message = message.split_once(REFUSES).map_or(message, |(_, words)| words);
             Outcome::Failed(message.lines().next().unwrap_or_default().chars().take(MAX_MESSAGE).collect())
         }
     }

@@ -24,11 +24,16 @@ const NAME: &str = "chat";
 pub(super) const WAY_OUT: &str =
     "shorten the conversation, or replace the template with --chat-template FILE";
 
+/// Between a template's name and the words with which it refuses.
+pub(super) const REFUSES: &str = " refuses the messages: ";
+
 /// A compiled chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
     source: String,
+    /// What it is called in errors.
+    name: String,
     /// The variables that it reads, its own among them.
     names: HashSet<String>,
     /// Replaces the conversation's inputs.
@@ -43,18 +48,23 @@ impl ChatTemplate {
     /// # Errors
     /// If it is too long or has a syntax error.
     pub fn new(source: &str) -> Result<Self> {
-        Self::compile(source, None)
+        Self::named(source, "the chat template")
+    }
+
+    /// The same, called like this in errors.
+    pub(super) fn named(source: &str, name: &str) -> Result<Self> {
+        Self::compile(source, name, None)
     }
 
     #[cfg(test)]
     pub(super) fn with_limits(source: &str, limits: Limits) -> Result<Self> {
-        Self::compile(source, Some(limits))
+        Self::compile(source, "the chat template", Some(limits))
     }
 
-    fn compile(source: &str, limits: Option<Limits>) -> Result<Self> {
+    fn compile(source: &str, name: &str, limits: Option<Limits>) -> Result<Self> {
         if source.len() > MAX_SOURCE_BYTES {
             return Err(Error::invalid_model(format!(
-                "the chat template is {} bytes long, expected at most {MAX_SOURCE_BYTES}",
+                "{name} is {} bytes long, expected at most {MAX_SOURCE_BYTES}",
                 source.len()
             )));
         }
@@ -62,7 +72,7 @@ impl ChatTemplate {
             let compile = || {
                 let rewritten = jinja::rewrite(source).map_err(|error| {
                     Error::invalid_model(format!(
-                        "the chat template has a syntax error in line {}: {}",
+                        "{name} has a syntax error in line {}: {}",
                         error.line, error.message
                     ))
                 })?;
@@ -71,10 +81,11 @@ impl ChatTemplate {
                     Error::internal("the template engine refuses its settings").with_source(error)
                 })?;
                 environment.add_template_owned(NAME, rewritten.source).map_err(|error| {
-                    let message = format!("the chat template has a syntax error{}", line_and_detail(&error));
+                    let message = format!("{name} has a syntax error{}", line_and_detail(&error));
                     Error::invalid_model(message).with_source(error)
                 })?;
-                Ok(Self { environment, source: source.to_owned(), names: rewritten.names, limits, steps })
+                let (source, name) = (source.to_owned(), name.to_owned());
+                Ok(Self { environment, source, name, names: rewritten.names, limits, steps })
             };
             let thread = thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, compile);
             let thread = thread.map_err(|error| {
@@ -112,7 +123,7 @@ impl ChatTemplate {
         spent: &mut Spent,
     ) -> Result<String> {
         if let Some(reached) = spent.over() {
-            return Err(limit_error(reached));
+            return Err(self.limit_error(reached));
         }
         let limits = self.limits.unwrap_or(*limits);
         let mut output = Capped { bytes: Vec::new(), limit: limits.output_bytes, is_exceeded: false };
@@ -127,13 +138,13 @@ impl ChatTemplate {
         }
         match (result, spent.over()) {
             (result, Some(reached)) => {
-                let error = limit_error(reached);
+                let error = self.limit_error(reached);
                 Err(match result {
                     Ok(()) => error,
                     Err(source) => error.with_source(source),
                 })
             }
-            (Err(error), None) => Err(render_error(&error).with_source(error)),
+            (Err(error), None) => Err(self.render_error(&error).with_source(error)),
             (Ok(()), None) => String::from_utf8(output.bytes).map_err(|error| {
                 Error::internal("the chat template wrote something that is not text").with_source(error)
             }),
@@ -151,6 +162,22 @@ impl ChatTemplate {
         // Values are let go before the rendering ends.
         let _rendering = Rendering::begin(limits, spent);
         template.render_captured_to(jinja::from_json(context)?, output).map(drop)
+    }
+
+    fn limit_error(&self, reached: &str) -> Error {
+        Error::invalid_request(format!("{} {reached}", self.name)).with_hint(WAY_OUT)
+    }
+
+    fn render_error(&self, error: &TemplateError) -> Error {
+        let mut source: Option<&dyn std::error::Error> = Some(error);
+        while let Some(current) = source {
+            if let Some(Raised(message)) = current.downcast_ref() {
+                let message = visible(message);
+                return Error::invalid_request(format!("{}{REFUSES}{message}", self.name));
+            }
+            source = current.source();
+        }
+        Error::invalid_request(format!("{} failed{}", self.name, line_and_detail(error)))
     }
 }
 
@@ -190,22 +217,6 @@ impl io::Write for Capped {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
-}
-
-fn limit_error(reached: &str) -> Error {
-    Error::invalid_request(format!("the chat template {reached}")).with_hint(WAY_OUT)
-}
-
-fn render_error(error: &TemplateError) -> Error {
-    let mut source: Option<&dyn std::error::Error> = Some(error);
-    while let Some(current) = source {
-        if let Some(Raised(message)) = current.downcast_ref() {
-            let message = visible(message);
-            return Error::invalid_request(format!("the chat template refuses the messages: {message}"));
-        }
-        source = current.source();
-    }
-    Error::invalid_request(format!("the chat template failed{}", line_and_detail(error)))
 }
 
 fn line_and_detail(error: &TemplateError) -> String {

@@ -100,7 +100,8 @@ pub(crate) fn chat_config(args: &TemplateArgs) -> anyhow::Result<ChatConfig> {
         })
     };
     let template = args.chat_template.as_ref().map(read).transpose()?;
-    Ok(ChatConfig { template, ..ChatConfig::default() })
+    let template_file = args.chat_template.as_ref().map(|path| path.display().to_string());
+    Ok(ChatConfig { template, template_file, ..ChatConfig::default() })
 }
 
 /// The chat options from the flags.

@@ -3,7 +3,7 @@
 //! Callers write them for Python or JavaScript, where a backslash before a sign means the sign, and where the ends of a
 //! text have more than one name. What the library does not have is named in the caller's words.
 
-use llguidance::derivre::RegexBuilder;
+use llguidance::derivre::{RegexAst, RegexBuilder};
 
 use crate::{Error, Result, quoted, shortened};
 
@@ -58,6 +58,17 @@ pub(super) fn is_found(part: &str, text: &str) -> Option<bool> {
     let mut builder = RegexBuilder::new();
     let expression = builder.mk_regex_for_serach(part).ok()?;
     Some(builder.into_regex_limited(expression, MAX_WORK).ok()?.is_match(text))
+}
+
+/// Whether certainly no text matches `whole`, has all of `found` in it, and is none of `except`.
+pub(super) fn excludes_all(whole: &str, found: &[String], except: &[&str]) -> bool {
+    const MAX_WORK: u64 = 20_000;
+    let found = found.iter().map(|part| RegexAst::SearchRegex(part.clone()));
+    let except = except.iter().map(|text| RegexAst::Not(Box::new(RegexAst::Literal((*text).to_owned()))));
+    let all = std::iter::once(RegexAst::Regex(whole.to_owned())).chain(found).chain(except).collect();
+    let mut builder = RegexBuilder::new();
+    let Ok(expression) = builder.mk(&RegexAst::And(all)) else { return false };
+    builder.into_regex_limited(expression, MAX_WORK).is_ok_and(|mut regex| regex.always_empty())
 }
 
 /// The error about an expression: what of it the library does not have, or else the library's reason, one of several

@@ -23,6 +23,7 @@ mod watchdog;
 pub use after_reasoning::{AfterReasoning, ReasoningStart};
 pub use compiler::{GrammarCompiler, MAX_COMPILE_TIME};
 pub use matcher::Grammar;
+pub use schema::SchemaPlace;
 pub use spec::GrammarSpec;
 
 #[cfg(test)]

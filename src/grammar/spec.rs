@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::attributes;
 use super::expressions::{self, escape, rewritten};
 use super::gbnf::{is_gbnf, to_lark};
-use super::schema;
+use super::schema::{self, SchemaPlace};
 use crate::{Error, Result, quoted};
 
 /// Most bytes of a JSON schema, written without spaces, and of a list of choices.
@@ -155,12 +155,13 @@ impl GrammarSpec {
 fn json_lark(schema: &Value, space: &'static str) -> Result<String> {
     match schema {
         Value::Object(fields) if fields.contains_key("x-guidance") => {
-            Err(Error::invalid_request("the JSON schema has the unknown keyword x-guidance"))
+            let error = Error::invalid_request("the JSON schema has the unknown keyword x-guidance");
+            Err(SchemaPlace::within(&error.with_hint("leave it out"), "x-guidance"))
         }
         Value::Object(_) | Value::Bool(true) => schema::to_lark(schema, space),
         other => {
             let message = format!("the JSON schema is {}, expected an object", kind(other));
-            Err(Error::invalid_request(message))
+            Err(SchemaPlace::whole(&Error::invalid_request(message)))
         }
     }
 }
@@ -226,6 +227,11 @@ fn check_schema(schema: &Value) -> Result<()> {
     check_keywords(schema, schema, &mut Budget(MAX_COMBINED))
 }
 
+/// The same error about the value of this keyword.
+fn about(keyword: &str) -> impl Fn(Error) -> Error {
+    move |error| SchemaPlace::within(&error, keyword)
+}
+
 fn check_regex(what: &str, regex: &str) -> Result<()> {
     at_most(what, regex.len(), MAX_REGEX_BYTES)?;
     check_depth(what, regex)
@@ -250,54 +256,62 @@ fn check_depth(what: &str, text: &str) -> Result<()> {
 
 /// Checks the elements of a schema with disproportionate cost. The parser bounds their depth.
 fn check_keywords(schema: &Value, root: &Value, left: &mut Budget) -> Result<()> {
-    let children: Vec<&Value> = match schema {
-        Value::Array(items) => items.iter().collect(),
-        Value::Object(fields) => {
-            if let Some(pattern) = fields.get("pattern").and_then(Value::as_str) {
-                check_regex("a pattern", pattern)?;
-            }
-            if let Some(patterns) = fields.get("patternProperties").and_then(Value::as_object) {
-                patterns.keys().try_for_each(|pattern| check_regex("a pattern", pattern))?;
-            }
-            if fields.contains_key("allOf") {
-                let mut members = Budget(left.0);
-                members.combine(schema, root, &mut Vec::new())?;
-                let num_members = left.0 - members.0;
-                left.spend(num_members.saturating_mul(num_members))?;
-            }
-            if let Some(Value::Number(number)) = fields.get("multipleOf")
-                && number.as_f64().is_some_and(|number| number <= 0.0)
-            {
-                let message = format!("multipleOf is {number} in the JSON schema; it must be above 0");
-                return Err(Error::invalid_request(message));
-            }
-            if let Some(Value::Number(number)) = fields.get("multipleOf")
-                && digits(number) > MAX_MULTIPLE_OF
-            {
-                let message = format!(
-                    "multipleOf is {number}; it must be at most {MAX_MULTIPLE_OF} in units of its last digit"
-                );
-                return Err(Error::invalid_request(message));
-            }
-            if let Some(Value::Number(number)) = fields.get("multipleOf") {
-                check_fraction(number)?;
-            }
-            fields.values().collect()
+    let fields = match schema {
+        Value::Array(items) => {
+            return items.iter().enumerate().try_for_each(|(index, item)| {
+                let checked = check_keywords(item, root, left);
+                checked.map_err(|error| SchemaPlace::within(&error, &format!("[{index}]")))
+            });
         }
+        Value::Object(fields) => fields,
         _ => return Ok(()),
     };
-    children.into_iter().try_for_each(|child| check_keywords(child, root, left))
+    if let Some(pattern) = fields.get("pattern").and_then(Value::as_str) {
+        check_regex("a pattern", pattern).map_err(about("pattern"))?;
+    }
+    if let Some(patterns) = fields.get("patternProperties").and_then(Value::as_object) {
+        let mut patterns = patterns.keys().map(|pattern| check_regex("a pattern", pattern));
+        patterns.try_for_each(|checked| checked.map_err(about("patternProperties")))?;
+    }
+    if fields.contains_key("allOf") {
+        let mut members = Budget(left.0);
+        members.combine(schema, root, &mut Vec::new()).map_err(about("allOf"))?;
+        let num_members = left.0 - members.0;
+        left.spend(num_members.saturating_mul(num_members)).map_err(about("allOf"))?;
+    }
+    if let Some(Value::Number(number)) = fields.get("multipleOf") {
+        check_multiple_of(number).map_err(about("multipleOf"))?;
+    }
+    fields.iter().try_for_each(|(name, child)| {
+        check_keywords(child, root, left).map_err(|error| SchemaPlace::within(&error, name))
+    })
+}
+
+fn check_multiple_of(number: &serde_json::Number) -> Result<()> {
+    if number.as_f64().is_some_and(|number| number <= 0.0) {
+        let message = format!("multipleOf is {number} in the JSON schema; it must be above 0");
+        return Err(Error::invalid_request(message));
+    }
+    if digits(number) > MAX_MULTIPLE_OF {
+        let message = format!(
+            "multipleOf is {number}; it must be at most {MAX_MULTIPLE_OF} in units of its last digit"
+        );
+        return Err(Error::invalid_request(message));
+    }
+    check_fraction(number)
 }
 
 /// The library multiplies by ten until the number is whole, and puts it and the power of ten into 32 bits.
 fn check_fraction(multiple_of: &serde_json::Number) -> Result<()> {
+    /// Once more than that it multiplies.
+    const MAX_POWER: f64 = (u32::MAX / 10) as f64;
     let Some(mut number) = multiple_of.as_f64() else { return Ok(()) };
     let mut power = 1.0;
     while number.fract() != 0.0 && number * power <= f64::from(u32::MAX) {
         number *= 10.0;
         power *= 10.0;
     }
-    if power > 1.0 && number * power > f64::from(u32::MAX) {
+    if power > 1.0 && (number * power > f64::from(u32::MAX) || power > MAX_POWER) {
         return Err(Error::invalid_request(format!(
             "multipleOf is {multiple_of}, which has too many digits as a binary number to be enforced"
         ))

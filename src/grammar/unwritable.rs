@@ -6,6 +6,7 @@
 
 use serde_json::Value;
 
+use super::schema::SchemaPlace;
 use super::spec::GrammarSpec;
 use crate::{Error, Result};
 
@@ -14,19 +15,30 @@ use crate::{Error, Result};
 pub(super) fn check(spec: &GrammarSpec, can_write: &dyn Fn(char) -> bool) -> Result<()> {
     let found = match spec {
         GrammarSpec::JsonObject => None,
-        GrammarSpec::JsonSchema(schema) => in_schema(schema, can_write),
+        GrammarSpec::JsonSchema(schema) => {
+            return match in_schema(schema, can_write) {
+                None => Ok(()),
+                Some((c, path)) => {
+                    let steps = path.iter().rev();
+                    Err(steps.fold(no_token(c), |error, step| SchemaPlace::within(&error, step)))
+                }
+            };
+        }
         GrammarSpec::Regex(regex) => in_pattern(regex, can_write),
         GrammarSpec::Choice(choices) => choices.iter().flat_map(|text| text.chars()).find(|c| !can_write(*c)),
         GrammarSpec::Lark(grammar) => grammar.lines().find_map(|line| in_pattern(code(line), can_write)),
     };
-    let Some(c) = found else { return Ok(()) };
+    found.map_or(Ok(()), |c| Err(no_token(c)))
+}
+
+fn no_token(c: char) -> Error {
     let name = match c.is_ascii() {
         true => format!("the byte 0x{:02X}", u32::from(c)),
         false => format!("the character {c:?}"),
     };
-    Err(Error::invalid_request(format!(
+    Error::invalid_request(format!(
         "the grammar cannot be followed: it demands {name}, for which the vocabulary of the model has no token"
-    )))
+    ))
 }
 
 /// A line of a grammar without a comment that is all of it.
@@ -37,18 +49,31 @@ fn code(line: &str) -> &str {
     }
 }
 
-/// Control characters are escaped in JSON, so they need no token.
-fn in_schema(schema: &Value, can_write: &dyn Fn(char) -> bool) -> Option<char> {
+/// With the way there. Control characters are escaped in JSON, so they need no token.
+fn in_schema(schema: &Value, can_write: &dyn Fn(char) -> bool) -> Option<(char, Vec<String>)> {
     let in_text = |text: &str| text.chars().find(|c| !c.is_control() && !can_write(*c));
+    let further = |step: &str, found: Option<(char, Vec<String>)>| {
+        found.map(|(c, path)| (c, std::iter::once(step.to_owned()).chain(path).collect()))
+    };
+    let here = |found: Option<char>| found.map(|c| (c, Vec::new()));
     match schema {
-        Value::Array(items) => items.iter().find_map(|item| in_schema(item, can_write)),
-        Value::Object(fields) => fields.iter().find_map(|(name, value)| match (name.as_str(), value) {
-            ("const" | "enum", value) => in_value(value, &in_text),
-            ("pattern", Value::String(pattern)) => in_pattern(pattern, &|c| c.is_control() || can_write(c)),
-            ("properties", Value::Object(properties)) => properties
-                .iter()
-                .find_map(|(name, schema)| in_text(name).or_else(|| in_schema(schema, can_write))),
-            (_, value) => in_schema(value, can_write),
+        Value::Array(items) => items
+            .iter()
+            .enumerate()
+            .find_map(|(index, item)| further(&format!("[{index}]"), in_schema(item, can_write))),
+        Value::Object(fields) => fields.iter().find_map(|(name, value)| {
+            let inside = match (name.as_str(), value) {
+                ("const" | "enum", value) => here(in_value(value, &in_text)),
+                ("pattern", Value::String(pattern)) => {
+                    here(in_pattern(pattern, &|c| c.is_control() || can_write(c)))
+                }
+                ("properties", Value::Object(properties)) => properties.iter().find_map(|(name, schema)| {
+                    let inside = here(in_text(name)).or_else(|| in_schema(schema, can_write));
+                    further(name, inside)
+                }),
+                (_, value) => in_schema(value, can_write),
+            };
+            further(name, inside)
         }),
         _ => None,
     }

@@ -13,6 +13,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use tinyvllm::grammar::SchemaPlace;
 use tinyvllm::{Error, ErrorKind, quoted, shortened};
 
 /// Seconds after which a rejected client may try again.
@@ -284,6 +285,21 @@ impl ApiError {
     pub(super) fn or_param(mut self, param: &'static str) -> Self {
         self.param.get_or_insert(param.into());
         self
+    }
+
+    /// The error about a JSON schema in the field `param`: its place in the schema is part of the path.
+    pub(super) fn in_schema(error: Error, param: &str) -> Self {
+        if error.kind() != ErrorKind::InvalidRequest {
+            return Self { param: Some(param.to_owned().into()), ..error.into() };
+        }
+        let (path, reason) = match SchemaPlace::of(&error) {
+            None => ("", error.message()),
+            Some(place) => (place.path(), place.reason()),
+        };
+        let dot = if path.is_empty() || path.starts_with('[') { "" } else { "." };
+        let path = format!("{param}{dot}{path}");
+        let hint = error.hint().map_or_else(String::new, |hint| format!("; {hint}"));
+        Self::invalid(path.clone(), format!("{path}: {reason}{hint}"))
     }
 
     /// The body, which is also the data of an event in a stream.

@@ -214,6 +214,18 @@ fn odd_text_is_still_text() {
 }
 
 #[test]
+fn a_template_that_refuses_is_named_with_its_words() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("strict.jinja");
+    let source = "{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}{{ \
+                  messages[-1].content }}";
+    std::fs::write(&file, source).unwrap();
+    let file = file.display();
+    let words = format!("the chat template {file} refuses the messages: no system here");
+    tinyvllm(&format!("--prompt a --system b --chat-template {file}")).run().error(1, &[&words]);
+}
+
+#[test]
 fn a_system_message_needs_a_chat_template() {
     let gguf = fixture("tiny/llama/llama.f32.gguf");
     tinyvllm("--prompt a --system b").model(&gguf).run().error(1, &["hint: "]);

@@ -393,13 +393,11 @@ fn what_cannot_be_honoured_is_refused() {
         let tool = json!({"type": "function", "function": {"name": "f", "parameters": parameters}});
         tools(&json!({"tools": [tool], "tool_choice": "required"}))
     };
-    check(&hostile(json!({"type": "object", "properties": {"x": {"type": "nothing"}}})), "tools", "");
-    check(&hostile(json!({"type": "object", "properties": {"x": {"pattern": "(a"}}})), "tools", "");
-    check(
-        &hostile(json!({"type": "object", "properties": {"x": {"$ref": "https://example.com/"}}})),
-        "tools",
-        "",
-    );
+    let place = "tools[0].function.parameters.properties.x";
+    for (keyword, value) in [("type", "nothing"), ("pattern", "(a"), ("$ref", "https://example.com/")] {
+        let parameters = json!({"type": "object", "properties": {"x": {keyword: value}}});
+        check(&hostile(parameters), &format!("{place}.{keyword}"), "");
+    }
     let long = json!({"type": "function", "function": {"name": "f", "description": "x".repeat(400_000)}});
     check(&tools(&json!({"tools": [long]})), "tools", "maximum context length");
     // Messages.
@@ -437,17 +435,24 @@ fn what_cannot_be_honoured_is_refused() {
 fn a_tool_that_cannot_be_enforced_is_named_and_stops_no_other() {
     let server = Server::start(&format!("--max-model-len 1024 --chat-template {TEMPLATE_PATH}"));
     let tool = |schema: Value| json!({"type": "function", "function": {"name": "odd", "parameters": {"type": "object", "properties": {"in": {"type": "object", "properties": {"x": schema}}}}}});
-    for (schema, words) in [
-        (json!({"type": "string", "not": {"pattern": "a"}}), "the keyword not"),
-        (json!({"type": "string", "pattern": "(a"}), "the pattern \"(a\""),
-        (json!({"oneOf": [{"type": "string"}, {"type": "string", "pattern": "a"}]}), "oneOf"),
-        (json!({"allOf": [{"contains": {"const": 1}}, {"contains": {"const": 2}}]}), "contains"),
+    const PLACE: &str = "properties.in.properties.x";
+    for (schema, keyword, words) in [
+        (json!({"type": "string", "not": {"pattern": "a"}}), "not", "the keyword not"),
+        (json!({"type": "string", "pattern": "(a"}), "pattern", "the pattern \"(a\""),
+        (json!({"oneOf": [{"type": "string"}, {"type": "string", "pattern": "a"}]}), "oneOf", "oneOf"),
+        (
+            json!({"allOf": [{"contains": {"const": 1}}, {"contains": {"const": 2}}]}),
+            "allOf[0].contains",
+            "contains",
+        ),
     ] {
-        let tools = json!([tool(schema), weather()]);
+        let tools = json!([weather(), tool(schema)]);
         let answer = server.post(CHAT, &request(&json!({"tools": tools, "tool_choice": "required"})));
         let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
         assert_eq!(answer.status, 400, "{message}");
-        assert!(message.starts_with("the tool odd: the property in.x: "), "{message}");
+        let path = format!("tools[1].function.parameters.{PLACE}.{keyword}");
+        assert!(message.starts_with(&format!("{path}: the tool odd: ")), "{message}");
+        assert_eq!(answer.json()["error"]["param"], path.as_str());
         assert!(
             message.contains(words) && message.contains("choose another one with tool_choice"),
             "{message}"
@@ -456,5 +461,40 @@ fn a_tool_that_cannot_be_enforced_is_named_and_stops_no_other() {
         let choice = both(&server, &request(&json!({"tools": tools, "tool_choice": named})));
         check_weather(&calls(&choice)[0].1);
         both(&server, &request(&json!({"tools": tools, "max_tokens": 3})));
+    }
+    // Each interface by its own fields.
+    let schema = json!({"type": "object", "properties": {"a": {"uniqueItems": 1}}});
+    let input = json!({"model": "demo", "max_tokens": 5, "messages": [{"role": "user", "content": "?"}]});
+    let with = |change: Value| {
+        let mut body = input.clone();
+        body.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        body
+    };
+    let anthropic = json!({"tools": [{"type": "web_search_1", "name": "web_search"}, {"name": "f", "input_schema": schema}],
+                           "tool_choice": {"type": "any"}});
+    let format = json!({"type": "json_schema", "name": "x", "schema": schema});
+    let responses = |change: Value| {
+        let mut body = json!({"model": "demo", "input": "?"});
+        body.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        body
+    };
+    let function = json!({"type": "function", "name": "f", "parameters": schema});
+    for (path, body, place) in [
+        ("/v1/messages", with(anthropic), "tools[1].input_schema"),
+        ("/v1/messages", with(json!({"output_config": {"format": format}})), "output_config.format.schema"),
+        (
+            "/v1/responses",
+            responses(json!({"tools": [function], "tool_choice": "required"})),
+            "tools[0].parameters",
+        ),
+        ("/v1/responses", responses(json!({"text": {"format": format}})), "text.format.schema"),
+        ("/api/chat", with(json!({"format": schema, "max_tokens": null})), "format"),
+        (CHAT, with(json!({"guided_json": schema})), "guided_json"),
+    ] {
+        let answer = server.post(path, &body);
+        let error = answer.json()["error"].clone();
+        let message = error["message"].as_str().or(error.as_str()).unwrap();
+        assert_eq!(answer.status, 400, "{message}");
+        assert!(message.starts_with(&format!("{place}.properties.a.uniqueItems: ")), "{path}: {message}");
     }
 }

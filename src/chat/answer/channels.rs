@@ -86,7 +86,10 @@ impl Channels {
     }
 
     /// Ends the text and returns the content that was held.
-    pub(super) fn finish(&mut self, output: &mut Output) -> String {
+    pub(super) fn finish(&mut self, is_cut_off: bool, output: &mut Output) -> String {
+        if is_cut_off {
+            self.scan.drop_beginning();
+        }
         let held = self.scan.take();
         match std::mem::replace(&mut self.state, State::Content) {
             State::Header(header) if self.marks.heads.iter().any(|head| header.trim().starts_with(head)) => {

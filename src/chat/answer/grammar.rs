@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::syntax::{ANY_TYPE, Body, CallSyntax, Id, LINE_END, NUMBER, Pairs};
 use super::unquoted::{alternatives, resolved, type_name};
 use super::{AnswerFormat, Tool};
-use crate::grammar::GrammarSpec;
+use crate::grammar::{GrammarSpec, SchemaPlace};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result, quoted};
 
@@ -318,22 +318,24 @@ impl Rules<'_> {
         root: &Value,
         around: &Around,
     ) -> Result<String> {
-        let members = members(object)?;
+        let members = members(object, root)?;
         let mut pairs = Vec::new();
         for (position, (key, schema, is_required)) in members.named.iter().enumerate() {
             let pair = format!("{prefix}_{position}");
             self.add(&pair, &format!("{} {} {pair}_value {}", around.key, literal(key), around.after));
-            self.value(&format!("{pair}_value"), key, schema, root, around)?;
+            self.value(&format!("{pair}_value"), key, schema, root, around)
+                .map_err(|error| SchemaPlace::in_property(&error, root, key))?;
             pairs.push((pair, *is_required));
         }
         let mut more = None;
         if let Some(others) = members.others {
             if around.ends_with_key {
-                return Err(Error::invalid_request(
+                let error = Error::invalid_request(
                     "the parameters of a tool have keys that its schema does not name, which cannot be enforced in \
                      this model's tool-call format",
-                )
-                .with_hint("set additionalProperties to false"));
+                );
+                let error = error.with_hint("set additionalProperties to false");
+                return Err(SchemaPlace::at_keyword(&error, root, "additionalProperties"));
             }
             let taken: Vec<String> = members.named.iter().map(|(name, ..)| literal(name)).collect();
             let key = match taken.is_empty() {
@@ -481,11 +483,11 @@ impl Rules<'_> {
 fn of_tool(error: &Error, name: &str) -> Error {
     let way_out = "omit the tool, or choose another one with tool_choice";
     let hint = error.hint().map_or_else(|| way_out.to_owned(), |hint| format!("{hint}; or {way_out}"));
-    Error::new(error.kind(), format!("the tool {name}: {}", error.message())).with_hint(hint)
+    SchemaPlace::of_tool(error, name).with_hint(hint)
 }
 
 /// The properties of an object, by its schema.
-fn members(object: &Value) -> Result<Members<'_>> {
+fn members<'s>(object: &'s Value, root: &Value) -> Result<Members<'s>> {
     static ANY: Value = Value::Bool(true);
     const UNKNOWN: [&str; 7] =
         ["allOf", "dependencies", "dependentRequired", "dependentSchemas", "if", "not", "patternProperties"];
@@ -497,10 +499,10 @@ fn members(object: &Value) -> Result<Members<'_>> {
         _ => false,
     };
     if let Some(keyword) = UNKNOWN.into_iter().find(|name| !says_nothing(name)) {
-        return Err(Error::invalid_request(format!(
+        let error = Error::invalid_request(format!(
             "the parameters of a tool have {keyword}, which cannot be enforced in this model's tool-call format"
-        ))
-        .with_hint("leave it out"));
+        ));
+        return Err(SchemaPlace::at_keyword(&error.with_hint("leave it out"), root, keyword));
     }
     let required = object.get("required").and_then(Value::as_array).into_iter().flatten();
     let required: Vec<&str> = required.filter_map(Value::as_str).collect();

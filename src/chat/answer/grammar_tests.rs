@@ -175,9 +175,8 @@ fn calls_follow_their_schemas() {
             parameters[keyword] = given;
             let tools = [Tool { name: "say".into(), parameters: Some(parameters) }];
             let result = setup.format.call_grammar(&setup.tokenizer, &tools, false);
-            let is_named = |error: crate::Error| {
-                error.message().starts_with("the tool say: ") && error.message().contains(keyword)
-            };
+            let is_named =
+                |error: crate::Error| error.message().starts_with(&format!("{keyword}: the tool say: "));
             assert_eq!(result.is_err_and(is_named), is_refused, "{keyword}");
         }
         // The arguments have no schema, or there are none.

@@ -29,6 +29,16 @@ impl MarkerScan {
         !self.held.is_empty()
     }
 
+    /// The text was cut off: drops held text, which is the beginning of a marker. A single character is too common in
+    /// texts, and stays. Returns whether there was such a beginning.
+    pub(super) fn drop_beginning(&mut self) -> bool {
+        let is_beginning = self.held.chars().nth(1).is_some();
+        if is_beginning {
+            self.held.clear();
+        }
+        is_beginning
+    }
+
     /// The text has ended: held text is not a marker.
     pub(super) fn take(&mut self) -> String {
         std::mem::take(&mut self.held)

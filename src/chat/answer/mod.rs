@@ -147,11 +147,11 @@ impl Splitter {
         }
     }
 
-    fn finish(&mut self, output: &mut Output) -> String {
+    fn finish(&mut self, is_cut_off: bool, output: &mut Output) -> String {
         match self {
             Self::None => String::new(),
-            Self::Tags(splitter) => splitter.finish(output),
-            Self::Channels(channels) => channels.finish(output),
+            Self::Tags(splitter) => splitter.finish(is_cut_off, output),
+            Self::Channels(channels) => channels.finish(is_cut_off, output),
         }
     }
 }
@@ -184,7 +184,7 @@ impl AnswerParser {
     }
 
     /// The same for an answer that something else ended: a limit, a stop string or an abort. The model would have
-    /// continued, so the beginning of a call is not content.
+    /// continued, so the beginning of a call or of a mark is not content.
     pub fn cut_off(&mut self) -> Vec<AnswerEvent> {
         self.end(true)
     }
@@ -194,7 +194,7 @@ impl AnswerParser {
         let unclosed = self.unclosed.as_mut().map(|unclosed| unclosed.finish(is_cut_off));
         let (reasoning, calls) = unclosed.unwrap_or_default();
         reasoning.chars().for_each(|c| self.split(c));
-        let content = self.splitter.finish(&mut self.output);
+        let content = self.splitter.finish(is_cut_off, &mut self.output);
         content.chars().chain(calls.chars()).for_each(|c| self.content(c));
         if let Some(calls) = &mut self.calls {
             calls.finish(is_cut_off, &mut self.output);

@@ -44,7 +44,7 @@ impl Passages {
 
     /// Ends the text and returns the rest.
     pub fn finish(&mut self) -> Vec<Passage> {
-        let content = self.splitter.finish(&mut self.output);
+        let content = self.splitter.finish(false, &mut self.output);
         self.release(&content);
         std::mem::take(&mut self.found)
     }

@@ -89,7 +89,10 @@ impl ReasoningSplitter {
     }
 
     /// Ends the text and returns the content that was held.
-    pub(super) fn finish(&mut self, output: &mut Output) -> String {
+    pub(super) fn finish(&mut self, is_cut_off: bool, output: &mut Output) -> String {
+        if is_cut_off && self.scan.drop_beginning() {
+            self.spaces.clear();
+        }
         let held = self.scan.take();
         match self.state {
             State::Before => std::mem::take(&mut self.spaces) + &held,

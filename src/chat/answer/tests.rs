@@ -391,6 +391,40 @@ fn an_answer_that_is_cut_after_a_call_has_no_part_of_a_marker() {
     }
 }
 
+#[test]
+fn a_mark_of_reasoning_that_is_cut_off_is_no_text() {
+    for (name, text, is_all) in [
+        ("qwen3", "<think>\nRome <b>?\n</think>", true),
+        ("mistral", "[THINK]Rome <b>?[/THINK]", true),
+        ("openai_gptoss", "<|channel|>analysis<|message|>Rome <b>?<|end|>", false),
+    ] {
+        let format = AnswerFormat { tool_calls: None, reasoning: ReasoningFormat::named(name) };
+        let answer = |text: &str| {
+            let mut parser = AnswerParser::new(&format, PromptEnd::Plain, tools());
+            let mut answer = Answer::default();
+            text.chars().for_each(|c| answer.add(parser.push(c.encode_utf8(&mut [0; 4]))));
+            answer.add(parser.cut_off());
+            answer
+        };
+        for end in 0..=text.len() {
+            let Answer { reasoning, content, .. } = answer(&text[..end]);
+            assert!(
+                "Rome <b>?".starts_with(reasoning.trim_end_matches(['\n', '<', '['])),
+                "{end}: {reasoning}"
+            );
+            assert!(!is_all || content.len() < 2, "{end}: {content}");
+        }
+        let all = answer(&format!("{text}\n1 < 2"));
+        assert_eq!(all.reasoning, "Rome <b>?", "{name}");
+    }
+    let format = AnswerFormat { tool_calls: None, reasoning: ReasoningFormat::named("qwen3") };
+    let mut parser = AnswerParser::new(&format, PromptEnd::Plain, tools());
+    let mut answer = Answer::default();
+    answer.add(parser.push("\n <thi"));
+    answer.add(parser.cut_off());
+    assert_eq!(answer, Answer::default());
+}
+
 /// What may as well be an answer in JSON stays one, and so does a call without its name that the model ends.
 #[test]
 fn the_beginning_of_a_call_is_content_unless_it_is_cut_off_after_a_mark() {

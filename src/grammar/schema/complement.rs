@@ -147,7 +147,7 @@ impl Rules<'_> {
     }
 
     /// A schema without `$ref` and `allOf`, if it can be written so.
-    fn as_one(&mut self, schema: &Value, depth: usize) -> Result<Option<Fields>> {
+    pub(super) fn as_one(&mut self, schema: &Value, depth: usize) -> Result<Option<Fields>> {
         let Some(Value::Object(mut fields)) = self.flat(schema)? else { return Ok(None) };
         let Some(members) = fields.remove("allOf") else { return Ok(Some(fields)) };
         for member in members.as_array().into_iter().flatten() {

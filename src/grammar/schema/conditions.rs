@@ -4,8 +4,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::keywords::{constraints, wrong};
+use super::keywords::{self, constraints, wrong};
 use super::numbers::same;
+use super::place::about;
 use super::rules::{Rules, too_complex};
 use crate::{Error, Result};
 
@@ -106,6 +107,10 @@ impl Rules<'_> {
     }
 }
 
+fn is_schema(value: &Value) -> bool {
+    value.is_object() || value.is_boolean()
+}
+
 fn is_everything(schema: &Value) -> bool {
     *schema == true || schema.as_object().is_some_and(Map::is_empty)
 }
@@ -140,10 +145,14 @@ fn without_dependent(fields: &mut Fields, members: &mut Vec<Value>) -> Result<()
             let with = match demand {
                 Value::Array(names) if names.is_empty() => continue,
                 demand if is_everything(&demand) => continue,
-                Value::Array(mut names) => {
+                Value::Array(mut names) if names.iter().all(Value::is_string) => {
                     // In this order where the schema does not decide.
                     names.insert(0, name.as_str().into());
                     json!({"required": names})
+                }
+                demand if keyword == "dependentRequired" || !is_schema(&demand) => {
+                    let expected = "an object of lists of names, or of schemas in dependentSchemas";
+                    return Err(wrong(keyword, expected));
                 }
                 mut schema => {
                     let required = schema
@@ -157,10 +166,10 @@ fn without_dependent(fields: &mut Fields, members: &mut Vec<Value>) -> Result<()
             };
             num_dependent += 1;
             if num_dependent > MAX_DEPENDENT {
-                return Err(Error::invalid_request(format!(
+                let error = Error::invalid_request(format!(
                     "{keyword} in the JSON schema has more than {MAX_DEPENDENT} keys, the most that can be enforced"
-                ))
-                .with_hint("write the variants of the object as anyOf"));
+                ));
+                return Err(about(keyword, error.with_hint("write the variants of the object as anyOf")));
             }
             let mut without = json!({"properties": {name: false}});
             if is_free {
@@ -176,7 +185,7 @@ fn without_dependent(fields: &mut Fields, members: &mut Vec<Value>) -> Result<()
 fn without_contains(fields: &mut Fields) -> Result<()> {
     let count = |fields: &Fields, name: &str| match fields.get(name) {
         None => Ok(None),
-        Some(value) => value.as_u64().map(Some).ok_or_else(|| wrong(name, "a whole number")),
+        Some(value) => keywords::count(name, value).map(Some),
     };
     let (min, max) = (count(fields, "minContains")?, count(fields, "maxContains")?);
     match fields.get("contains") {

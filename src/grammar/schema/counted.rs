@@ -5,6 +5,7 @@
 
 use serde_json::{Value, json};
 
+use super::place::about;
 use super::rules::Rules;
 use crate::{Error, Result};
 
@@ -43,11 +44,12 @@ impl Rules<'_> {
         }
         let (last, most) = list.ends();
         if last.saturating_add(1).saturating_mul(most.saturating_add(1)) > MAX_PAIRS {
-            return Err(Error::invalid_request(format!(
+            let error = Error::invalid_request(format!(
                 "contains in the JSON schema can be enforced for {MAX_PAIRS} pairs of a position and a number of \
                  matches; a list of {last} items with {most} matches has more"
-            ))
-            .with_hint("lower maxItems, minItems, minContains or maxContains"));
+            ));
+            let hint = "lower maxItems, minItems, minContains or maxContains";
+            return Err(about("contains", error.with_hint(hint)));
         }
         // From the end: the rule after this many items. None if the list cannot end from there.
         let mut after: Vec<Option<String>> = vec![None; most + 1];
@@ -114,6 +116,7 @@ impl Rules<'_> {
     ) -> Result<(Option<String>, Option<String>)> {
         let any = Value::Bool(true);
         let item = list.first.get(index).or(list.item).unwrap_or(&any);
+        let depth = self.path.len();
         let is_counted = found < list.most.unwrap_or(list.least);
         let wanted = match is_counted {
             true => self.value(&json!({"allOf": [item, list.wanted]}))?,
@@ -122,11 +125,13 @@ impl Rules<'_> {
         let other = match list.most {
             None => self.value(item)?,
             Some(_) => self.value(&json!({"allOf": [item, {"not": list.wanted}]})).map_err(|_| {
-                Error::invalid_request(
+                self.path.truncate(depth);
+                let error = Error::invalid_request(
                     "maxContains in the JSON schema cannot be enforced, because it is not known how to write items \
                      that contains does not allow",
-                )
-                .with_hint("leave maxContains out, or let contains be a type, an enum, a const or a bound")
+                );
+                let hint = "leave maxContains out, or let contains be a type, an enum, a const or a bound";
+                about("maxContains", error.with_hint(hint))
             })?,
         };
         Ok((wanted, other))

@@ -11,8 +11,7 @@ const MAX_STEPS: usize = 1 << 20;
 
 /// The references in a schema whose values cannot end.
 pub(super) fn references<'s>(root: &Value, resolve: impl Fn(&str) -> Option<&'s Value>) -> HashSet<String> {
-    let mut endless = HashSet::new();
-    collect(root, &mut endless);
+    let mut endless = paths(root);
     // A text is no reference if it leads nowhere; that is another error.
     endless.retain(|path| resolve(path).is_some());
     let mut num_left = MAX_STEPS;
@@ -30,6 +29,13 @@ pub(super) fn references<'s>(root: &Value, resolve: impl Fn(&str) -> Option<&'s 
         }
         ending.iter().for_each(|path| _ = endless.remove(path));
     }
+}
+
+/// All references in a schema.
+pub(super) fn paths(root: &Value) -> HashSet<String> {
+    let mut paths = HashSet::new();
+    collect(root, &mut paths);
+    paths
 }
 
 fn collect(value: &Value, paths: &mut HashSet<String>) {

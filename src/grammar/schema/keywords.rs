@@ -4,8 +4,9 @@ use std::cmp::Ordering;
 
 use serde_json::{Map, Number, Value};
 
-use super::merge::{ANNOTATIONS, EXCEPT, PATTERNS, names};
+use super::merge::{ANNOTATIONS, EXCEPT, INTERNAL, NAMES, PATTERNS, names};
 use super::numbers::{Bound, compare, same};
+use super::place::about;
 use crate::{Error, Result, quoted};
 
 type Fields = Map<String, Value>;
@@ -45,7 +46,7 @@ const ENFORCED: [&str; 31] = [
     "uniqueItems",
 ];
 /// Keywords of JSON schemas that cannot be enforced. Words in no list are not keywords of JSON schemas.
-const REFUSED: [&str; 12] = [
+pub(super) const REFUSED: [&str; 12] = [
     "$dynamicRef",
     "$recursiveRef",
     "dependencies",
@@ -70,6 +71,7 @@ pub(super) const TYPES: [(&str, &[&str]); 6] = [
             "patternProperties",
             "properties",
             "required",
+            NAMES,
         ],
     ),
     (
@@ -91,6 +93,8 @@ pub(super) const TYPES: [(&str, &[&str]); 6] = [
     ("boolean", &[]),
     ("null", &[]),
 ];
+/// Keywords with a bound of numbers.
+pub(super) const BOUNDS: [&str; 4] = ["exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum"];
 /// The value of `multipleOf`.
 pub(super) fn divisor(value: &Value) -> Result<&Number> {
     let number = value.as_number().filter(|number| number.as_f64().is_some_and(|value| value > 0.0));
@@ -99,7 +103,7 @@ pub(super) fn divisor(value: &Value) -> Result<&Number> {
 
 /// A number of items or characters that no answer reaches. Generators of schemas write 2³¹ - 1 for none; more than that
 /// the library does not count.
-const MAX_COUNT: u64 = 1_000_000_000;
+pub(super) const MAX_COUNT: u64 = 1_000_000_000;
 
 /// A number of items or characters, and of larger ones [`MAX_COUNT`], which is the same for any answer.
 pub(super) fn count(keyword: &str, value: &Value) -> Result<u64> {
@@ -112,30 +116,34 @@ pub(super) fn count(keyword: &str, value: &Value) -> Result<u64> {
 }
 
 pub(super) fn wrong(keyword: &str, expected: &str) -> Error {
-    Error::invalid_request(format!("{keyword} in the JSON schema is not {expected}"))
+    about(keyword, Error::invalid_request(format!("{keyword} in the JSON schema is not {expected}")))
 }
 
 /// The keywords that constrain values.
 pub(super) fn constraints(fields: &Fields) -> Result<Fields> {
     let mut kept = Fields::new();
+    let says = ["$ref", "allOf", "anyOf", "oneOf", "additionalProperties"];
+    let is_combined = says.iter().any(|name| fields.contains_key(*name));
     for (name, value) in fields {
         let name = name.as_str();
         let is_harmless = match name {
+            "uniqueItems" if !value.is_boolean() => return Err(wrong(name, "true or false")),
             "uniqueItems" => *value == false,
             "unevaluatedProperties" => *value == true || fields.contains_key("properties"),
             "unevaluatedItems" => *value == true,
             _ => false,
         };
         if is_harmless {
+            if name == "unevaluatedProperties" && *value == false && !is_combined {
+                kept.entry("additionalProperties").or_insert(false.into());
+            }
             continue;
         }
         if REFUSED.contains(&name) {
-            return Err(Error::invalid_request(format!(
-                "the JSON schema has the keyword {name}, which cannot be enforced"
-            ))
-            .with_hint("leave it out"));
+            let message = format!("the JSON schema has the keyword {name}, which cannot be enforced");
+            return Err(about(name, Error::invalid_request(message).with_hint("leave it out")));
         }
-        if [EXCEPT, PATTERNS].contains(&name) || ENFORCED.contains(&name) && !ANNOTATIONS.contains(&name) {
+        if INTERNAL.contains(&name) || ENFORCED.contains(&name) && !ANNOTATIONS.contains(&name) {
             kept.insert(name.to_owned(), value.clone());
         }
     }
@@ -160,7 +168,9 @@ pub(super) fn kinds(fields: &Fields) -> Result<Vec<&str>> {
     };
     let is_known = |kind: &&str| *kind == "integer" || TYPES.iter().any(|(known, _)| known == kind);
     if let Some(kind) = kinds.iter().find(|kind| !is_known(kind)) {
-        return Err(Error::invalid_request(format!("the JSON schema has the unknown type {}", quoted(kind))));
+        let error = Error::invalid_request(format!("the JSON schema has the unknown type {}", quoted(kind)));
+        let hint = "use null, boolean, integer, number, string, array or object";
+        return Err(about("type", error.with_hint(hint)));
     }
     if kinds.contains(&"number") {
         kinds.retain(|kind| *kind != "integer");

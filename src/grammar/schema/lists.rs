@@ -7,7 +7,8 @@ use serde_json::{Map, Value, json};
 use super::counted::Counted;
 use super::keywords::{self, bound, divisor, listed, type_of, wrong};
 use super::merge::{PATTERNS, names};
-use super::numbers::{is_multiple, is_within};
+use super::numbers::{is_multiple, is_within, same};
+use super::place::{Step, about};
 use super::rules::{Rules, literal};
 use super::text::Text;
 use crate::{Error, Result};
@@ -25,11 +26,14 @@ impl Rules<'_> {
             Some(value) => keywords::count(name, value).map(|count| Some(count as usize)),
         };
         let (min, max) = (count("minItems")?.unwrap_or(0), count("maxItems")?);
-        let (first, item) = match (fields.get("prefixItems"), fields.get("items")) {
-            (Some(first), item) => (Some(first), item),
-            (None, Some(first @ Value::Array(_))) => (Some(first), fields.get("additionalItems")),
-            (None, item) => (None, item),
+        let (names, first, item) = match (fields.get("prefixItems"), fields.get("items")) {
+            (Some(first), item) => (["prefixItems", "items"], Some(first), item),
+            (None, Some(first @ Value::Array(_))) => {
+                (["items", "additionalItems"], Some(first), fields.get("additionalItems"))
+            }
+            (None, item) => (["prefixItems", "items"], None, item),
         };
+        let step_to_item = || Step::Keyword(names[1]);
         let first = match first {
             None => &[] as &[Value],
             Some(Value::Array(first)) => first,
@@ -39,10 +43,9 @@ impl Rules<'_> {
         if let Some(wanted) = fields.get("contains") {
             let (least, most) = (count("minContains")?.unwrap_or(1), count("maxContains")?);
             if fields.get("uniqueItems") == Some(&true.into()) {
-                return Err(Error::invalid_request(
-                    "contains in the JSON schema cannot be enforced together with uniqueItems",
-                )
-                .with_hint("leave one of them out"));
+                let message = "contains in the JSON schema cannot be enforced together with uniqueItems";
+                let error = Error::invalid_request(message).with_hint("leave one of them out");
+                return Err(about("uniqueItems", error));
             }
             let counted = Counted { first, item, wanted, min, max, least, most };
             return self.counted(&counted);
@@ -51,8 +54,8 @@ impl Rules<'_> {
             return self.set(item.filter(|_| first.is_empty()), min, max);
         }
         let mut items = Vec::new();
-        for schema in first.iter().take(max) {
-            match self.value(schema)? {
+        for (index, schema) in first.iter().enumerate().take(max) {
+            match self.value_at(Step::Listed(names[0], index), schema)? {
                 Some(item) => items.push(item),
                 None => {
                     max = items.len();
@@ -60,7 +63,10 @@ impl Rules<'_> {
                 }
             }
         }
-        let tail = if max > items.len() { self.value(item.unwrap_or(&Value::Bool(true)))? } else { None };
+        let tail = match max > items.len() {
+            true => self.value_at(step_to_item(), item.unwrap_or(&Value::Bool(true)))?,
+            false => None,
+        };
         if tail.is_none() {
             max = max.min(items.len());
         }
@@ -108,11 +114,12 @@ impl Rules<'_> {
             _ => None,
         };
         let Some(values) = values.filter(|values| values.len() <= MAX_SET) else {
-            return Err(Error::invalid_request(format!(
+            let error = Error::invalid_request(format!(
                 "uniqueItems in the JSON schema can be enforced only where items are an enum of at most {MAX_SET} \
                  values"
-            ))
-            .with_hint("leave it out and look for repetitions in the answer"));
+            ));
+            let hint = "leave it out and look for repetitions in the answer";
+            return Err(about("uniqueItems", error.with_hint(hint)));
         };
         let max = max.min(values.len());
         if min > max {
@@ -184,17 +191,17 @@ pub(super) fn literals(fields: &Fields) -> Option<Vec<String>> {
             names(kinds).iter().any(|found| *found == kind || *found == "number" && kind == "integer")
         })
     };
-    let mut values = Vec::new();
+    let mut values: Vec<&Value> = Vec::new();
     for value in listed(fields)?.into_iter().filter(|value| is_of_type(value)) {
-        let value = literal(&value.to_string());
-        if !values.contains(&value) {
+        // Another spelling of a value is the same one.
+        if !values.iter().any(|known| same(known, value)) {
             values.push(value);
         }
     }
-    Some(values)
+    Some(values.into_iter().map(|value| literal(&value.to_string())).collect())
 }
 
-fn times(part: &str, min: usize, max: Option<usize>) -> String {
+pub(super) fn times(part: &str, min: usize, max: Option<usize>) -> String {
     match (min, max) {
         (_, Some(0)) => String::new(),
         (0, None) => format!("({part})*"),

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::numbers::{compare, same};
+use super::text;
 
 /// Keywords that only document something, or identify the schema. Formats are not among them.
 pub(super) const ANNOTATIONS: [&str; 20] = [
@@ -33,6 +34,12 @@ pub(super) const PATTERNS: &str = "x-patterns";
 
 /// Texts that a string must not be; it is none of a caller's either.
 pub(super) const EXCEPT: &str = "x-except";
+
+/// The schemas of names of keys that a schema does not name, which all have to match; none of a caller's either.
+pub(super) const NAMES: &str = "x-names";
+
+/// All such words.
+pub(super) const INTERNAL: [&str; 3] = [EXCEPT, NAMES, PATTERNS];
 
 /// Both at once; none if that cannot be written as one schema. References are resolved before.
 pub(super) fn merged(mut one: Map<String, Value>, other: &Map<String, Value>) -> Option<Value> {
@@ -87,7 +94,17 @@ pub(super) fn merged(mut one: Map<String, Value>, other: &Map<String, Value>) ->
                 patterns.as_array_mut()?.push(value);
                 continue;
             }
-            ("allOf" | PATTERNS | EXCEPT, Value::Array(a), Value::Array(b)) => {
+            ("format", ..) => {
+                text::format_as_pattern(&mut first);
+                let mut second = Map::from_iter([(keyword, value)]);
+                text::format_as_pattern(&mut second);
+                if let Some(patterns) = second.remove(PATTERNS).as_mut().and_then(Value::as_array_mut) {
+                    let all = first.entry(PATTERNS).or_insert_with(|| Value::Array(Vec::new()));
+                    all.as_array_mut()?.append(patterns);
+                }
+                continue;
+            }
+            ("allOf" | PATTERNS | EXCEPT | NAMES, Value::Array(a), Value::Array(b)) => {
                 a.iter().chain(b).cloned().collect()
             }
             (name, ..) if ANNOTATIONS.contains(&name) => continue,
@@ -150,7 +167,7 @@ fn merge_prefix_items(one: &mut Map<String, Value>, other: &mut Map<String, Valu
     Some(())
 }
 
-fn both_of(one: &Value, other: &Value) -> Value {
+pub(super) fn both_of(one: &Value, other: &Value) -> Value {
     match (one, other) {
         (Value::Bool(true), schema) | (schema, Value::Bool(true)) => schema.clone(),
         (one, other) if one == other => one.clone(),

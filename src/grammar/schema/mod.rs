@@ -16,16 +16,20 @@ mod counted;
 mod dialects;
 mod endless;
 mod keywords;
+mod library;
 mod lists;
 mod merge;
 mod numbers;
+mod objects;
 mod pattern;
+mod place;
 mod property_names;
 mod rules;
 mod text;
 
 use serde_json::{Map, Value};
 
+pub use self::place::SchemaPlace;
 pub(super) use self::rules::to_lark;
 use crate::{Error, Result};
 

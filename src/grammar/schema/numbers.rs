@@ -8,6 +8,7 @@ use std::cmp::Ordering;
 
 use serde_json::{Number, Value};
 
+use super::keywords::BOUNDS;
 use crate::{Error, Result};
 
 /// Significant digits of a number with a fraction.
@@ -17,12 +18,22 @@ const MAX_WHOLE_DIGITS: usize = 19;
 /// A number without bounds: no more digits than help, and an exponent that a double can have.
 const ANY: &str = r"-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,15})?([eE][+-]?[0-9]{1,2})?";
 
+/// Bounds are smaller than this.
+const MAX_BOUND: f64 = 1e36;
+
 /// One end of a range.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Bound {
     pub(super) value: Number,
     /// The bound itself is excluded.
     pub(super) is_exclusive: bool,
+}
+
+impl Bound {
+    /// Whether every number that is written without a bound is on the right side of it.
+    fn is_far(&self, is_min: bool) -> bool {
+        self.value.as_f64().is_some_and(|value| if is_min { value <= -MAX_BOUND } else { value >= MAX_BOUND })
+    }
 }
 
 /// The order of two numbers, exact also where both are the same as doubles.
@@ -49,10 +60,18 @@ pub(super) fn is_within(number: &Number, min: Option<&Bound>, max: Option<&Bound
     meets(min, Ordering::Greater) && meets(max, Ordering::Less)
 }
 
-/// Whether two values are the same: 1 is 1.0.
+/// Whether two values are the same: 1 is 1.0, also within lists and objects, whose keys have no order.
 pub(super) fn same(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Number(one), Value::Number(other)) => compare(one, other).is_eq(),
+        (Value::Array(one), Value::Array(other)) => {
+            one.len() == other.len() && one.iter().zip(other).all(|(one, other)| same(one, other))
+        }
+        (Value::Object(one), Value::Object(other)) => {
+            let has =
+                |(name, value): (&String, &Value)| other.get(name).is_some_and(|found| same(value, found));
+            one.len() == other.len() && one.iter().all(has)
+        }
         _ => one == other,
     }
 }
@@ -67,6 +86,51 @@ pub(super) fn is_multiple(number: &Number, divisor: &Number) -> bool {
     }
     // Digits without zeros at their end are no multiple of ten.
     exponent >= of_exponent && (of_exponent..exponent).fold(digits % of, |rest, _| rest * 10 % of) == 0
+}
+
+/// Whether a range has a multiple of a number. True where that is not known.
+pub(super) fn has_multiple(divisor: &Number, min: Option<&Bound>, max: Option<&Bound>) -> bool {
+    let (Some(min), Some(max)) = (min, max) else { return true };
+    let Some(numbers) = as_integers([divisor, &min.value, &max.value]) else { return true };
+    let [of, low, high] = numbers;
+    if of <= 0 {
+        return true;
+    }
+    let low = if min.is_exclusive { low + 1 } else { low };
+    let high = if max.is_exclusive { high - 1 } else { high };
+    high.div_euclid(of) * of >= low
+}
+
+/// One in units of the last digit of a number, at most 10^16.
+pub(super) fn units(number: &Number) -> i64 {
+    let exponent = scaled(number).map_or(0, |(_, exponent)| exponent.clamp(-16, 0));
+    10_i64.pow(exponent.unsigned_abs())
+}
+
+/// These numbers in units of the last digit of one of them. None if they are too large for that.
+fn as_integers<const N: usize>(numbers: [&Number; N]) -> Option<[i128; N]> {
+    let mut parts = [(0_i128, 0_i32); N];
+    for (part, number) in parts.iter_mut().zip(numbers) {
+        let (digits, exponent) = scaled(number)?;
+        let digits = i128::try_from(digits).ok()?;
+        let is_negative = number.to_string().starts_with('-');
+        *part = (if is_negative { -digits } else { digits }, if digits == 0 { 0 } else { exponent });
+    }
+    let unit = parts.iter().map(|(_, exponent)| *exponent).min()?;
+    let mut integers = [0; N];
+    for (integer, (digits, exponent)) in integers.iter_mut().zip(parts) {
+        let power = 10_i128.checked_pow(exponent.abs_diff(unit))?;
+        *integer = digits.checked_mul(power).filter(|integer| integer.unsigned_abs() < 1 << 120)?;
+    }
+    Some(integers)
+}
+
+/// The keyword of a bound that has too many digits.
+pub(super) fn unwritable_bound(fields: &serde_json::Map<String, Value>) -> &'static str {
+    let is_large = |name: &&&str| {
+        fields.get(**name).and_then(Value::as_f64).is_some_and(|value| value.abs() >= MAX_BOUND)
+    };
+    BOUNDS.iter().find(is_large).copied().unwrap_or("minimum")
 }
 
 /// `(digits, exponent)` of a magnitude digits · 10^exponent, without zeros at the end of the digits.
@@ -93,7 +157,7 @@ pub(super) fn integers(min: Option<&Bound>, max: Option<&Bound>) -> Result<Optio
         let exact = number.as_i64().map(i128::from).or_else(|| number.as_u64().map(i128::from));
         let (value, is_whole) = match (exact, number.as_f64()) {
             (Some(value), _) => (value, true),
-            (None, Some(value)) if value.abs() < 1e36 => {
+            (None, Some(value)) if value.abs() < MAX_BOUND => {
                 let rounded = if is_min { value.ceil() } else { value.floor() };
                 (rounded as i128, rounded == value)
             }
@@ -102,6 +166,7 @@ pub(super) fn integers(min: Option<&Bound>, max: Option<&Bound>) -> Result<Optio
         let step = i128::from(bound.is_exclusive && is_whole);
         Ok(if is_min { value + step } else { value - step })
     };
+    let (min, max) = (min.filter(|min| !min.is_far(true)), max.filter(|max| !max.is_far(false)));
     let min = min.map(|bound| whole(bound, true)).transpose()?;
     let max = max.map(|bound| whole(bound, false)).transpose()?;
     let (low, high) = match (min, max) {
@@ -127,10 +192,10 @@ pub(super) fn integers(min: Option<&Bound>, max: Option<&Bound>) -> Result<Optio
 /// # Errors
 /// If a bound has more digits than can be computed with.
 pub(super) fn numbers(min: Option<&Bound>, max: Option<&Bound>) -> Result<Option<String>> {
-    let (min, max) = match (min, max) {
-        (None, None) => return Ok(Some(ANY.to_owned())),
-        bounds => bounds,
-    };
+    if let (None, None) = (min, max) {
+        return Ok(Some(ANY.to_owned()));
+    }
+    let (min, max) = (min.filter(|min| !min.is_far(true)), max.filter(|max| !max.is_far(false)));
     let min = min.map(Decimal::new).transpose()?;
     let max = max.map(Decimal::new).transpose()?;
     // Of the two bounds, the one with more digits before the point determines how many may follow it.
@@ -245,7 +310,7 @@ impl Decimal {
         let text = match (number.as_i64(), number.as_u64(), number.as_f64()) {
             (Some(value), ..) => value.to_string(),
             (_, Some(value), _) => value.to_string(),
-            (.., Some(value)) if value.abs() < 1e36 => value.to_string(),
+            (.., Some(value)) if value.abs() < MAX_BOUND => value.to_string(),
             _ => return Err(too_large(number)),
         };
         let (is_negative, text) = match text.strip_prefix('-') {

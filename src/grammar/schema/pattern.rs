@@ -57,7 +57,12 @@ pub(super) fn is_found(pattern: &str, text: &str) -> Option<bool> {
     if looks_ahead(pattern) {
         return None;
     }
-    expressions::is_found(&regex_to_lark(pattern, "dw"), text)
+    expressions::is_found(&in_library(pattern), text)
+}
+
+/// A pattern without look-ahead as the library reads it.
+pub(super) fn in_library(pattern: &str) -> String {
+    regex_to_lark(pattern, "dw")
 }
 
 fn check_part(part: &str, pattern: &str) -> Result<()> {

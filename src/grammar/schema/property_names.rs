@@ -4,20 +4,18 @@
 
 use serde_json::{Map, Value, json};
 
-use super::keywords::{constraints, listed, wrong};
+use super::keywords::{TYPES, listed, wrong};
+use super::merge::NAMES;
+use super::pattern;
 use super::rules::Rules;
 use super::text::Text;
 use crate::Result;
 
 type Fields = Map<String, Value>;
 
-/// The constraints on a name that are known for a given one.
-const KNOWN: [&str; 6] = ["const", "enum", "format", "maxLength", "minLength", "pattern"];
-
 impl Rules<'_> {
-    /// Takes out a `propertyNames` that lists the keys, or that holds for the keys of a closed object, or gives other
-    /// keys a pattern.
-    pub(super) fn without_property_names(&self, fields: &mut Fields) -> Result<()> {
+    /// Takes out a `propertyNames`: a list of the keys, or else what holds for named keys, and for each other one.
+    pub(super) fn without_property_names(&mut self, fields: &mut Fields) -> Result<()> {
         const KEYWORD: &str = "propertyNames";
         let Some(names) = fields.get(KEYWORD) else { return Ok(()) };
         let names = match self.followed(names)? {
@@ -29,20 +27,25 @@ impl Rules<'_> {
             Value::Bool(false) => json!({"enum": []}),
             names => names,
         };
-        let Some(names) = names.as_object() else { return Ok(()) };
-        let mut names = constraints(names)?;
-        if names.get("type").is_some_and(|kind| kind == "string") {
-            names.remove("type");
+        // What is no constraint on texts is an error by name later.
+        let is_known = |name: &String| {
+            ["const", "enum", "type"].contains(&name.as_str())
+                || TYPES.iter().any(|(_, names)| names.contains(&name.as_str()))
+        };
+        let known = self.as_one(&names, 0)?.filter(|names| names.keys().all(is_known));
+        let Some(mut names) = known else { return Ok(()) };
+        match names.remove("type") {
+            None => {}
+            Some(kinds) if super::merge::names(&kinds).contains(&"string") => {}
+            Some(_) => names = Fields::from_iter([("enum".to_owned(), json!([]))]),
         }
         if names.is_empty() {
             fields.remove(KEYWORD);
             return Ok(());
         }
         let has_properties = fields.contains_key("properties");
-        if fields.contains_key("patternProperties") {
-            return Ok(());
-        }
-        let others = fields.get("additionalProperties").cloned().unwrap_or(Value::Bool(!has_properties));
+        let is_open = !has_properties && !fields.contains_key("patternProperties");
+        let others = fields.get("additionalProperties").cloned().unwrap_or(Value::Bool(is_open));
         let mut named = match fields.get("properties") {
             None => Fields::new(),
             Some(Value::Object(named)) => named.clone(),
@@ -50,35 +53,33 @@ impl Rules<'_> {
         };
         let required = fields.get("required").and_then(Value::as_array).cloned().unwrap_or_default();
         let required = required.iter().filter_map(Value::as_str);
-        if let Some(listed) = list(&names) {
-            named.retain(|name, _| listed.iter().any(|listed| listed == name));
-            for name in listed.iter().filter_map(Value::as_str) {
-                named.entry(name).or_insert_with(|| others.clone());
-            }
-            // A key that must be there and must not be.
-            for name in required {
-                named.entry(name).or_insert(Value::Bool(false));
-            }
-            fields.insert("additionalProperties".to_owned(), false.into());
-        } else {
-            let keys: Vec<String> = named.keys().cloned().chain(required.map(str::to_owned)).collect();
-            for key in keys {
-                match allows(&names, &key)? {
-                    Some(true) => {}
-                    Some(false) => drop(named.insert(key, Value::Bool(false))),
-                    None => return Ok(()),
-                }
-            }
-            if others != false {
-                // The schema of other keys is not one of those that are named.
-                let is_any = others == true || others.as_object().is_some_and(Map::is_empty);
-                let Some(pattern) = as_pattern(&names)?.filter(|_| is_any || named.is_empty()) else {
-                    return Ok(());
-                };
-                fields.insert("patternProperties".to_owned(), json!({pattern: others}));
-                fields.insert("additionalProperties".to_owned(), false.into());
+        let listed: Option<Vec<Value>> = listed(&names).map(|listed| listed.into_iter().cloned().collect());
+        let keys: Vec<String> = named.keys().cloned().chain(required.map(str::to_owned)).collect();
+        for key in keys {
+            match allows(&names, &key)? {
+                Some(true) => {}
+                // It must not be there.
+                Some(false) => drop(named.insert(key, Value::Bool(false))),
+                None => return Ok(()),
             }
         }
+        if let Some(listed) = listed {
+            let patterns = fields.get("patternProperties").and_then(Value::as_object);
+            for name in listed.iter().filter_map(Value::as_str) {
+                let found =
+                    patterns.into_iter().flatten().map(|(pattern, _)| pattern::is_found(pattern, name));
+                let Some(found) = found.collect::<Option<Vec<bool>>>() else { return Ok(()) };
+                if allows(&names, name)? == Some(true) {
+                    let schema = if found.contains(&true) { true.into() } else { others.clone() };
+                    named.entry(name).or_insert(schema);
+                }
+            }
+            fields.insert("additionalProperties".to_owned(), false.into());
+        } else if !named.is_empty() {
+            fields.entry("additionalProperties").or_insert(others);
+        }
+        let wanted = fields.entry(NAMES).or_insert_with(|| Value::Array(Vec::new()));
+        wanted.as_array_mut().into_iter().for_each(|wanted| wanted.push(names.clone().into()));
         if has_properties || !named.is_empty() {
             fields.insert("properties".to_owned(), named.into());
         }
@@ -87,34 +88,12 @@ impl Rules<'_> {
     }
 }
 
-/// The names, if they are only listed.
-fn list(names: &Fields) -> Option<Vec<Value>> {
-    let is_list = names.keys().all(|keyword| ["const", "enum"].contains(&keyword.as_str()));
-    listed(names).filter(|_| is_list).map(|listed| listed.into_iter().cloned().collect())
-}
-
 /// Whether these constraints allow a name. None if that is not known.
-fn allows(names: &Fields, name: &str) -> Result<Option<bool>> {
-    if !names.keys().all(|keyword| KNOWN.contains(&keyword.as_str())) {
-        return Ok(None);
-    }
+pub(super) fn allows(names: &Fields, name: &str) -> Result<Option<bool>> {
     if listed(names).is_some_and(|listed| !listed.iter().any(|listed| *listed == name)) {
         return Ok(Some(false));
     }
     Ok(Text::of(names)?.map_or(Some(false), |text| text.allows(name)))
-}
-
-/// A pattern for the allowed names, if one says all.
-fn as_pattern(names: &Fields) -> Result<Option<String>> {
-    let has_only = |known: &[&str]| names.keys().all(|keyword| known.contains(&keyword.as_str()));
-    if has_only(&["pattern"]) {
-        let pattern = names.get("pattern").and_then(Value::as_str);
-        return pattern.map(|pattern| Some(pattern.to_owned())).ok_or_else(|| wrong("pattern", "a string"));
-    }
-    if !has_only(&["maxLength", "minLength"]) {
-        return Ok(None);
-    }
-    Ok(Text::of(names)?.map(|text| format!("^[\\s\\S]{}$", text.repetition())))
 }
 
 #[cfg(test)]
@@ -149,6 +128,23 @@ mod tests {
         // Other keys are those of the pattern.
         let open = of(json!({"pattern": "^[a-z]$"}), json!(true));
         check(&open, &[none, a, r#"{"a": 1, "b": "x"}"#], &[long, r#"{"a": "x"}"#, r#"{"A": 1}"#]);
+        // Named keys are none of the others.
+        let typed = of(json!({"pattern": "^[a-z]{1,3}$"}), json!({"type": "null"}));
+        check(
+            &typed,
+            &[a, r#"{"a": 1, "b": null}"#],
+            &[long, r#"{"b": 1}"#, r#"{"a": null}"#, r#"{"B": null}"#],
+        );
+        let mut patterns = of(json!({"enum": ["a", "b1", "c"]}), json!({"type": "null"}));
+        patterns["patternProperties"] = json!({"^b": {"type": "boolean"}});
+        check(&patterns, &[a, r#"{"b1": true, "c": null}"#], &[r#"{"b1": null}"#, r#"{"b2": true}"#, long]);
+        let several = json!({"type": "object",
+            "propertyNames": {"allOf": [{"minLength": 2}, {"pattern": "^a", "not": {"const": "ab"}}]}});
+        check(&several, &[none, r#"{"abc": 1}"#, r#"{"ac": 1}"#], &[a, r#"{"ab": 1}"#, r#"{"bb": 1}"#]);
+        // Also for the keys of another schema.
+        let named = json!({"properties": {"a": {}, "ab": {}}});
+        let together = json!({"type": "object", "allOf": [{"propertyNames": {"minLength": 2}}, named]});
+        check(&together, &[none, r#"{"ab": 1}"#], &[a, r#"{"abc": 1}"#]);
         let lengths = json!({"type": "object", "propertyNames": {"minLength": 2, "maxLength": 3}});
         check(&lengths, &[none, r#"{"ab": 1}"#, r#"{"abc": 1}"#], &[a, r#"{"abcd": 1}"#]);
     }

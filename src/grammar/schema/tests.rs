@@ -140,6 +140,43 @@ fn bounds_that_no_answer_reaches_are_none() {
         check(&list, &["[]", "[true, false]"], &["[1]"]);
     }
     check(&json!({"type": "number", "multipleOf": 1e-6}), &["1", "0.5", "0.000001"], &["0.0000001"]);
+    check(&json!({"type": "number", "multipleOf": 1e-8}), &["0.00000001", "7.5"], &["0.000000001"]);
+    let error = GrammarSpec::lark_json(&json!({"type": "number", "multipleOf": 1e-9})).unwrap_err();
+    assert!(error.message().starts_with("multipleOf: ") && error.hint().is_some(), "{error}");
+    check(&json!({"type": "number", "minimum": 2, "maximum": f64::MAX}), &["2", "1000000"], &["1.5"]);
+    check(&json!({"type": "integer", "minimum": -1e300}), &["-7", "7"], &["0.5"]);
+}
+
+#[test]
+fn counts_are_whole_numbers_in_any_spelling() {
+    check(&json!({"type": "string", "pattern": "^a", "maxLength": 2.0}), &["\"ab\""], &["\"abc\""]);
+    check(&json!({"type": "string", "not": {"minLength": 2.0}}), &["\"a\""], &["\"ab\""]);
+    let contains = json!({"type": "array", "contains": {"const": 1}, "minContains": 2.0, "maxItems": 3.0});
+    check(&contains, &["[1, 1]", "[1, 2, 1]"], &["[1]", "[1, 1, 1, 1]"]);
+    let error = GrammarSpec::lark_json(&json!({"type": "array", "items": {"$ref": "#"}, "minItems": 1.0}));
+    assert!(error.unwrap_err().message().contains("could ever end"));
+    // Wherever a reference leads.
+    let elsewhere = json!({"$ref": "#/components/x", "components": {"x": {"$ref": "#/components/y"},
+                           "y": {"type": "string", "maxLength": 1.0, "nullable": true}}});
+    check(&elsewhere, &["null", "\"a\""], &["\"ab\""]);
+}
+
+#[test]
+fn keywords_of_a_wrong_type_are_named() {
+    for (keyword, given) in [
+        ("uniqueItems", json!("yes")),
+        ("required", json!([1])),
+        ("format", json!(1)),
+        ("minLength", json!(1.5)),
+        ("minContains", json!("1")),
+        ("enum", json!("a")),
+        ("anyOf", json!({})),
+        ("dependentRequired", json!({"a": "b"})),
+        ("dependentSchemas", json!({"a": 5})),
+    ] {
+        let error = GrammarSpec::lark_json(&json!({"items": {keyword: given}})).unwrap_err();
+        assert!(error.message().starts_with(&format!("items.{keyword}: ")), "{error}");
+    }
 }
 
 #[test]
@@ -352,10 +389,13 @@ fn annotations_are_none_of_the_grammar() {
         &["{\"b\": null}"],
         &["{\"b\": 1}"],
     );
+    // A required key that nothing evaluates has no value.
+    let unknown = json!({"properties": {"a": true}, "required": ["b"], "unevaluatedProperties": false});
+    assert!(GrammarSpec::lark_json(&unknown).unwrap_err().message().contains("no value"));
     let tokenizer = tokenizer("qwen2");
     for (keyword, given) in [
         ("not", json!({"uniqueItems": true})),
-        ("propertyNames", json!({"maxLength": 3, "format": "email"})),
+        ("propertyNames", json!({"anyOf": [{"maxLength": 3}, {"format": "email"}]})),
         ("unevaluatedItems", json!(false)),
     ] {
         let schema = json!({"type": "object", "properties": {"a": {"type": "array", keyword: given}}});
@@ -441,6 +481,15 @@ fn lists_and_listed_values_hold() {
     let mut truths = set(named, json!({}));
     truths["$defs"] = json!({"truth": {"type": "boolean"}});
     check(&truths, &["[]", "[true]", "[false, true]"], &["[true, true]"]);
+    // Values are compared, and not their spelling.
+    let equal = json!({"enum": [1, 1.0, {"a": 1, "b": [2]}, {"b": [2.0], "a": 1}]});
+    check(
+        &set(equal, json!({})),
+        &["[1]", r#"[{"a":1,"b":[2]}, 1]"#],
+        &["[1, 1.0]", r#"[{"a":1,"b":[2]}, {"b":[2.0],"a":1}]"#],
+    );
+    check(&json!({"enum": [[1], [2]], "not": {"const": [1.0]}}), &["[2]"], &["[1]"]);
+    check(&json!({"allOf": [{"enum": [{"a": 1}, 2]}, {"enum": [{"a": 1.0}]}]}), &[r#"{"a":1}"#], &["2"]);
     let integer = json!({"type": "integer"});
     check(&set(integer.clone(), json!({"maxItems": 1})), &["[]", "[5]"], &["[5, 6]"]);
     let tokenizer = tokenizer("qwen2");

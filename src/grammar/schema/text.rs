@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value};
 
+use super::super::expressions;
 use super::keywords::{count, wrong};
 use super::merge::{EXCEPT, PATTERNS};
 use super::pattern;
@@ -108,6 +109,20 @@ const FORMATS: [(&str, &str); 17] = [
     ("uuid8", uuid!("8")),
 ];
 
+/// The expression of a format that is enforced.
+fn pattern_of(format: &str) -> Option<&'static str> {
+    FORMATS.iter().find(|(name, _)| *name == format).map(|(_, pattern)| *pattern)
+}
+
+/// Writes an enforced format as a pattern, and removes others.
+pub(super) fn format_as_pattern(fields: &mut Map<String, Value>) {
+    let Some(format) = fields.remove("format") else { return };
+    if let Some(pattern) = format.as_str().and_then(pattern_of) {
+        let patterns = fields.entry(PATTERNS).or_insert_with(|| Value::Array(Vec::new()));
+        patterns.as_array_mut().into_iter().for_each(|patterns| patterns.push(pattern.into()));
+    }
+}
+
 /// The constraints on a string.
 #[derive(Debug)]
 pub(super) struct Text<'s> {
@@ -138,9 +153,12 @@ impl<'s> Text<'s> {
         }
         let more = fields.get(PATTERNS).and_then(Value::as_array);
         patterns.extend(more.into_iter().flatten().filter_map(Value::as_str));
-        let format = fields.get("format").and_then(Value::as_str);
-        patterns
-            .extend(FORMATS.iter().filter(|(name, _)| Some(*name) == format).map(|(_, pattern)| *pattern));
+        let format = match fields.get("format") {
+            None => None,
+            Some(Value::String(format)) => Some(format.as_str()),
+            Some(_) => return Err(wrong("format", "a string")),
+        };
+        patterns.extend(format.and_then(pattern_of));
         let except = fields.get(EXCEPT).and_then(Value::as_array).into_iter().flatten();
         Ok(Some(Self { min, max, patterns, except: except.filter_map(Value::as_str).collect() }))
     }
@@ -148,6 +166,19 @@ impl<'s> Text<'s> {
     /// Whether any string will do.
     pub(super) fn is_free(&self) -> bool {
         self.min == 0 && self.max.is_none() && self.patterns.is_empty() && self.except.is_empty()
+    }
+
+    /// Whether there is certainly no such text, because its constraints contradict each other.
+    pub(super) fn has_none(&self) -> bool {
+        let is_only_format = |pattern: &&str| FORMATS.iter().any(|(_, known)| known == pattern);
+        let lone = self.min == 0 && self.max.is_none() && self.except.is_empty() && self.patterns.len() <= 1;
+        if self.patterns.is_empty() || lone && self.patterns.iter().all(is_only_format) {
+            return false;
+        }
+        let patterns = self.patterns.iter().filter(|pattern| !pattern::looks_ahead(pattern));
+        let lengths = format!("(?s:.){}", self.repetition());
+        let patterns: Vec<String> = patterns.map(|pattern| pattern::in_library(pattern)).collect();
+        expressions::excludes_all(&lengths, &patterns, &self.except)
     }
 
     /// Whether this is such a text. None if that is not known.

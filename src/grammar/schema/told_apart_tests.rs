@@ -62,7 +62,7 @@ fn what_must_not_be_is_none_of_it() {
     ] {
         let list = json!({"type": "array", "items": {"properties": {"n": not(schema, inner)}}});
         let error = refused(json!({"properties": {"a": {"type": "null"}, "b": list}}));
-        let is_named = error.message().starts_with("the property b.n: ");
+        let is_named = error.message().starts_with("properties.b.items.properties.n.not: ");
         assert!(is_named && error.message().contains("keyword not") && error.hint().is_some(), "{error}");
     }
     assert!(refused(not(json!({"const": "a"}), json!({"type": "string"}))).message().contains("no value"));
@@ -282,7 +282,7 @@ fn patterns_that_cannot_be_read_are_named() {
         let text = json!({"type": "string", "pattern": pattern});
         let error = refused(json!({"properties": {"p": text}}));
         let message = error.message();
-        let is_named = message.starts_with("the property p: the pattern ") && message.contains(reason);
+        let is_named = message.starts_with("properties.p.pattern: the pattern ") && message.contains(reason);
         assert!(is_named && error.hint().is_some(), "{pattern}: {error}");
         let error = refused(json!({"type": "object", "patternProperties": {"(a": true}}));
         assert!(error.message().contains("\"(a\""), "{error}");

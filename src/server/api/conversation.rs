@@ -283,7 +283,7 @@ fn constraint(
         tokenizer
             .and_then(|tokenizer| turns.answers.call_grammar(tokenizer, called, is_parallel).transpose())
             .transpose()
-            .map_err(|error| ApiError::from(error).or_param("tools"))?
+            .map_err(|error| tools.schema_error(error))?
             .ok_or_else(|| ApiError::unsupported("tools", "tools need a tokenizer, and the model has none"))
     };
     let (constraint, param) = match (output, called) {
@@ -306,8 +306,7 @@ fn constraint(
         }
         (None, Some((called, is_parallel))) => {
             let grammar = GrammarSpec::Lark(calls(&called, is_parallel)?);
-            let grammar: Arc<dyn Constraint> =
-                structured::compile(model, &grammar).map_err(|error| error.or_param("tools"))?;
+            let grammar: Arc<dyn Constraint> = structured::compile(model, &grammar, "tools")?;
             (grammar, "tool_choice")
         }
     };

@@ -49,25 +49,34 @@ impl StructuredOutput {
     /// A format that also accepts this grammar of calls. A call is an answer without text, so the format does
     /// not apply to it.
     pub(super) fn or_calls(self, calls: &str) -> Result<Self, ApiError> {
-        let spec = self.spec.or_lark(calls).map_err(|error| ApiError::from(error).or_param(self.param))?;
+        let spec = self.spec.or_lark(calls).map_err(|error| in_field(error, &self.spec, self.param))?;
         Ok(Self { spec, ..self })
     }
 
     /// Compiles it into a grammar. This can take up to a second, so call it on a blocking thread only.
     pub(super) fn compile(self, model: &Model) -> Result<Arc<dyn Constraint>, ApiError> {
-        match compile(model, &self.spec) {
-            Ok(grammar) => Ok(grammar),
-            Err(error) => Err(error.or_param(self.param)),
-        }
+        Ok(compile(model, &self.spec, self.param)?)
     }
 }
 
-/// Compiles a grammar and charges the request for it. Even for a cached grammar, each request has its own
+/// The error about a format in this field.
+fn in_field(error: tinyvllm::Error, spec: &GrammarSpec, param: &'static str) -> ApiError {
+    match spec {
+        GrammarSpec::JsonSchema(_) => ApiError::in_schema(error, param),
+        _ => ApiError::from(error).or_param(param),
+    }
+}
+
+/// Compiles the grammar of this field and charges the request for it. Even for a cached grammar, each request has its own
 /// states.
 ///
 /// # Errors
 /// 429 or 413 if there is too little memory for it; errors of the compiler.
-pub(super) fn compile(model: &Model, spec: &GrammarSpec) -> Result<Arc<Grammar>, ApiError> {
+pub(super) fn compile(
+    model: &Model,
+    spec: &GrammarSpec,
+    param: &'static str,
+) -> Result<Arc<Grammar>, ApiError> {
     /// Memory for each byte of the grammar: states and expressions. Measured with lists of choices, which are
     /// the largest.
     const COMPILED_BYTES: usize = 64;
@@ -80,8 +89,8 @@ pub(super) fn compile(model: &Model, spec: &GrammarSpec) -> Result<Arc<Grammar>,
         GrammarSpec::Choice(choices) => choices.iter().map(String::len).sum(),
     };
     let num_bytes = num_bytes.saturating_mul(COMPILED_BYTES).min(MAX_BYTES);
-    charge(num_bytes)?;
-    Ok(model.llm.compile_grammar(spec)?)
+    charge(num_bytes).map_err(|error| error.or_param(param))?;
+    model.llm.compile_grammar(spec).map_err(|error| in_field(error, spec, param))
 }
 
 /// Parses the fields that all interfaces share. `own` is the output from the interface's own fields.
@@ -184,15 +193,16 @@ fn json_schema(fields: &mut Fields, param: &'static str) -> Result<StructuredOut
     }
 }
 
-/// The same for interfaces whose object `format` has the schema next to the type.
+/// The same for interfaces whose object `format` has the schema next to the type. `schema_param` is its field.
 pub(super) fn flat_format(
     mut format: Fields,
     param: &'static str,
+    schema_param: &'static str,
 ) -> Result<Option<StructuredOutput>, ApiError> {
     match format.string("type")?.as_deref() {
         Some("text") => Ok(None),
         Some("json_object") => Ok(Some(StructuredOutput { spec: GrammarSpec::JsonObject, param })),
-        Some("json_schema") => json_schema(&mut format, param).map(Some),
+        Some("json_schema") => json_schema(&mut format, schema_param).map(Some),
         other => {
             let path = format.path("type");
             let found = other.map_or_else(|| "missing".to_owned(), |text| describe(&text.into()));
@@ -302,8 +312,9 @@ mod tests {
         let spec = GrammarSpec::JsonSchema(closed);
         check(json!({"response_format": strict}), Some((spec.clone(), "response_format.json_schema.schema")));
         let flat = json!({"type": "json_schema", "name": "x", "strict": true, "schema": open});
-        let flat = flat_format(Fields::inside(flat, "text.format").unwrap(), "text.format").unwrap();
-        assert_eq!(flat, Some(StructuredOutput { spec, param: "text.format" }));
+        let flat = Fields::inside(flat, "text.format").unwrap();
+        let flat = flat_format(flat, "text.format", "text.format.schema").unwrap();
+        assert_eq!(flat, Some(StructuredOutput { spec, param: "text.format.schema" }));
         check(json!({"guided_regex": "a"}), Some((GrammarSpec::Regex("a".to_owned()), "guided_regex")));
         let choice = GrammarSpec::Choice(vec!["a".to_owned(), "b".to_owned()]);
         check(

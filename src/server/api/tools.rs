@@ -10,7 +10,7 @@ use super::super::json::{Fields, describe, wrong_type};
 use super::super::values::charge_copies;
 use super::messages::value_bytes;
 use tinyvllm::chat::Tool;
-use tinyvllm::grammar::GrammarSpec;
+use tinyvllm::grammar::{GrammarSpec, SchemaPlace};
 use tinyvllm::quoted;
 
 /// Most tools in a request. Agents with many tool servers send hundreds.
@@ -18,6 +18,8 @@ const MAX_TOOLS: usize = 1_024;
 /// Most characters of a tool's name, as in Anthropic's messages and OpenAI's responses. OpenAI's chats allow
 /// half as many.
 const MAX_NAME_CHARS: usize = 128;
+/// The schema of a function in the format of chats.
+const CHAT_SCHEMA: &str = "function.parameters";
 /// Most bytes of all tools together.
 const MAX_BYTES: usize = 512 << 10;
 
@@ -27,6 +29,9 @@ pub(super) struct ToolRequest {
     /// The tools as they were sent, for the template; `None` if there are none.
     pub(super) source: Option<Value>,
     pub(super) tools: Arc<[Tool]>,
+    /// Their positions in the body, and where each has its schema.
+    positions: Vec<usize>,
+    schema: &'static str,
     pub(super) choice: ToolChoice,
     /// Whether the model may make several calls at once.
     pub(super) is_parallel: bool,
@@ -74,20 +79,33 @@ impl ToolRequest {
 
     /// The request with these tools, or with the `allowed` ones only. Their source is in the format of chats.
     pub(super) fn new(
-        Functions { mut source, mut tools, left_out }: Functions,
+        Functions { mut source, mut tools, mut positions, schema, left_out }: Functions,
         Choice { mode, allowed }: Choice,
         is_parallel: bool,
     ) -> Result<Self, ApiError> {
         if let Some(allowed) = allowed {
             check_allowed(&allowed, &tools, &left_out)?;
             // The prompt has only these, so that the model does not call other ones by itself.
-            let mut is_allowed = tools.iter().map(|tool| allowed.contains(&tool.name));
-            source.retain(|_| is_allowed.next().unwrap_or(false));
+            let is_allowed: Vec<bool> = tools.iter().map(|tool| allowed.contains(&tool.name)).collect();
+            let mut each = is_allowed.iter();
+            source.retain(|_| each.next() == Some(&true));
+            let mut each = is_allowed.iter();
+            positions.retain(|_| each.next() == Some(&true));
             tools.retain(|tool| allowed.contains(&tool.name));
         }
         let choice = possible(mode, &tools, &left_out)?;
         let source = (!tools.is_empty()).then_some(Value::Array(source));
-        Ok(Self { source, tools: tools.into(), choice, is_parallel })
+        Ok(Self { source, tools: tools.into(), positions, schema, choice, is_parallel })
+    }
+
+    /// The error about the schema of one of the tools.
+    pub(super) fn schema_error(&self, error: tinyvllm::Error) -> ApiError {
+        let name = SchemaPlace::of(&error).and_then(SchemaPlace::tool);
+        let index = self.tools.iter().position(|tool| Some(tool.name.as_str()) == name);
+        match index.and_then(|index| self.positions.get(index)) {
+            Some(position) => ApiError::in_schema(error, &format!("tools[{position}].{}", self.schema)),
+            None => ApiError::from(error).or_param("tools"),
+        }
     }
 
     /// Whether the answer is parsed for calls.
@@ -102,6 +120,9 @@ pub(super) struct Functions {
     /// The functions as they were sent.
     pub(super) source: Vec<Value>,
     pub(super) tools: Vec<Tool>,
+    /// Their positions in the body, and where each has its schema there.
+    positions: Vec<usize>,
+    schema: &'static str,
     left_out: Vec<LeftOut>,
 }
 
@@ -134,7 +155,7 @@ impl Functions {
             return Err(ApiError::invalid("tools", message));
         }
         charge_copies(&items)?;
-        let mut functions = Self::default();
+        let mut functions = Self { schema: CHAT_SCHEMA, ..Self::default() };
         let mut names = HashSet::new();
         for (index, (item, source)) in fields.objects("tools", items.clone()).zip(items).enumerate() {
             let Some(tool) = tool(item?)? else {
@@ -147,6 +168,7 @@ impl Functions {
                 let message = format!("tools has two functions of the name {}", quoted(&tool.name));
                 return Err(ApiError::invalid("tools", message));
             }
+            functions.positions.push(index);
             functions.source.push(source);
             functions.tools.push(tool);
         }
@@ -154,8 +176,9 @@ impl Functions {
     }
 
     /// Converts each source into the format of chats. `schema` is the field with the parameters.
-    pub(super) fn into_chat_tools(mut self, schema: &str) -> Self {
+    pub(super) fn into_chat_tools(mut self, schema: &'static str) -> Self {
         self.source = self.source.into_iter().map(|item| into_chat_tools(item, schema)).collect();
+        self.schema = schema;
         self
     }
 }

@@ -166,14 +166,14 @@ fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
 /// The format of the answer, and the reasoning effort.
 fn output(fields: &mut Fields) -> Result<(Option<StructuredOutput>, Option<String>), ApiError> {
     let older = match fields.object("output_format")? {
-        Some(format) => flat_format(format, "output_format")?,
+        Some(format) => flat_format(format, "output_format", "output_format.schema")?,
         None => None,
     };
     let (mut newer, mut effort) = (None, None);
     if let Some(mut config) = fields.object("output_config")? {
         effort = config.string("effort")?;
         if let Some(format) = config.object("format")? {
-            newer = flat_format(format, "output_config.format")?;
+            newer = flat_format(format, "output_config.format", "output_config.format.schema")?;
         }
     }
     Ok((structured::parse(fields, newer.into_iter().chain(older))?, effort))

@@ -245,7 +245,7 @@ fn what_is_not_valid_is_refused_by_name() {
     };
     check(begun("thinking", json!({"type": "adaptive"})), "messages", "thinking sets its beginning");
     let format = json!({"format": {"type": "json_schema", "schema": {}}});
-    check(begun("output_config", format), "messages", "output_config.format sets its beginning");
+    check(begun("output_config", format), "messages", "output_config.format.schema sets its beginning");
     for name in ["output_format", "guided_regex", "structured_outputs.choice"] {
         let value = match name {
             "output_format" => json!({"type": "json_object"}),
@@ -280,8 +280,8 @@ fn what_is_not_valid_is_refused_by_name() {
     check(json!({"output_config": {"format": {"type": "xml"}}}), "output_config.format.type", "xml");
     let format = json!({"type": "json_schema", "schema": {}});
     let both = json!({"output_format": format, "output_config": {"format": format}});
-    check(both, "output_format", "exclude");
+    check(both, "output_format.schema", "exclude");
     let both = json!({"guided_choice": ["a"], "output_config": {"format": format}});
-    check(both, "guided_choice", "output_config.format and guided_choice exclude each other");
+    check(both, "guided_choice", "output_config.format.schema and guided_choice exclude each other");
     question(&json!({"mcp_servers": [], "container": null, "speed": "standard", "betas": []})).unwrap();
 }

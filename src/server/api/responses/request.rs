@@ -183,7 +183,7 @@ fn text(
         }
         if let Some(format) = text.take("format")? {
             sent.clone_from(&format);
-            output = flat_format(text.within("format", format)?, "text.format")?;
+            output = flat_format(text.within("format", format)?, "text.format", "text.format.schema")?;
         }
     }
     settings.insert("text".to_owned(), json!({"format": sent, "verbosity": "medium"}));
