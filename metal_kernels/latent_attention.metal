@@ -3,15 +3,13 @@
 //
 // The context is split at fixed positions, as in `paged_attention.metal`. A threadgroup takes one KV split and eight
 // query heads, the rows of a matrix; other threadgroups read the same cache rows for other heads at the same time.
-// Cache rows are read KEYS at a time, directly into matrices in registers. Each simdgroup has VALUES values of every
-// row, OTHERS of what a row has besides its value, and the same of all queries. It computes a partial sum of each score.
-// These are reduced in threadgroup memory by every simdgroup for itself, so weights, maxima and sums stay in registers,
-// and there is one barrier for KEYS rows. After the softmax, the same registers are the values that are weighted. The
-// rows of the next turn are fetched meanwhile. Scores are exponents of two: `scale` includes the logarithm.
+// Cache rows are read KEYS at a time, directly into matrices in registers. Each simdgroup has a slab of SLAB values of
+// every row, and the same slab of all queries. It computes a partial sum of each score; these are reduced in
+// threadgroup memory. After the softmax, the same registers are the values that are weighted. Scores are exponents of
+// two: `scale` includes the logarithm.
 //
 // A simdgroup may assign its values to matrices freely if queries and results use the same assignment. A lane reads
-// eight neighbours of a row at once, and matrix `m` has pair `m` of them. Of what is no value, two lanes have the same
-// eight, each a half of it.
+// eight neighbours of a row at once, and matrix `m` has pair `m` of them.
 
 #include "kv_cache.h"
 #include "matrices.h"
@@ -27,25 +25,22 @@ struct LatentAttentionArgs {
     float scale;      // of scores, times log2(e)
 };
 
-// A simdgroup has more registers on NVIDIA's GPUs if no threadgroup has more threads.
-#define MAX_THREADS 192
-
 constant constexpr uint HEADS = 8;
-constant constexpr int KEYS = 16;
-constant constexpr int VALUES = 128;
-constant constexpr int OTHERS = 16;
+// A key for each lane.
+constant constexpr int KEYS = LANES;
+constant constexpr int SLAB = 64;
 // What a lane reads of a row at once belongs to PAIRS matrices.
 constant constexpr int PAIRS = 4;
-constant constexpr int READS = VALUES / (8 * PAIRS);
-constant constexpr int VALUE_FRAGMENTS = VALUES / 8;
-constant constexpr int OTHER_FRAGMENTS = OTHERS / 8;
-constant constexpr int FRAGMENTS = VALUE_FRAGMENTS + OTHER_FRAGMENTS;
-// Stride of a head's partial scores in threadgroup memory: padded, so that the rows of a matrix lie in different banks.
+constant constexpr int READS = SLAB / (8 * PAIRS);
+constant constexpr int VALUE_FRAGMENTS = SLAB / 8;
+// Stride of a head's weights and partial scores in threadgroup memory: padded, so that the rows of a matrix lie in
+// different banks.
+constant constexpr int STRIDE = KEYS + 8;
 constant constexpr int PART_STRIDE = KEYS + 4;
 
 // Queries and weights are in half precision if the cache has at most that precision. The registers then keep all rows
-// of a turn until they are weighted, and those of the next one; otherwise rows are loaded eight at a time, and again
-// from the device's caches.
+// of an iteration until they are weighted; otherwise rows are loaded eight at a time, and again from the device's
+// caches.
 template <typename KV>
 struct Staged {
     typedef float type;
@@ -98,48 +93,28 @@ inline vec<float, 2> pair_of(Eight<float> values, int pair) {
 template <typename KV>
 struct Rows {
     Eight<KV> values[READS];
-    Eight<KV> others;
 };
 
-// The matrix of eight rows and eight of the simdgroup's values: row keys, columns values.
-template <typename T, typename KV>
-inline simdgroup_matrix<T, 8, 8> matrix_of_rows(Rows<KV> rows, int fragment) {
-    const vec<T, 2> pair = pair_of(rows.values[fragment / PAIRS], fragment % PAIRS);
-    return matrix_of<T>(pair.x, pair.y);
-}
-
-// The same for what is no value.
-template <typename T, typename KV>
-inline simdgroup_matrix<T, 8, 8> matrix_of_others(Rows<KV> rows, int fragment, Cell cell) {
-    const bool is_upper = cell.column / 2 % 2 != 0;
-    const vec<T, 2> lower = pair_of(rows.others, fragment);
-    const vec<T, 2> upper = pair_of(rows.others, fragment + PAIRS / 2);
-    return matrix_of<T>(is_upper ? upper.x : lower.x, is_upper ? upper.y : lower.y);
-}
-
-// Reads the simdgroup's values of the rows whose indices lanes from `first` on hold.
+// Reads the slab from value `begin` on of the rows whose indices lanes from `first` on hold.
 template <typename KV, int EIGHTS>
 inline void fetch(
-    constant LatentAttentionArgs& a,
+    constant Pages& pages,
     device const KV* cache,
     uint row_of_lane,
     int first,
-    uint group,
+    uint begin,
     Cell cell,
     thread Rows<KV> (&rows)[EIGHTS]
 ) {
-    const uint row_dim = a.pages.head_dim;
 #pragma clang loop unroll(full)
     for (int eight = 0; eight < EIGHTS; ++eight) {
         const uint row = simd_shuffle(row_of_lane, ushort(first + 8 * eight + cell.row));
-        // Past an end, its last values are repeated; zeros in the queries cancel them.
 #pragma clang loop unroll(full)
         for (int i = 0; i < READS; ++i) {
-            const uint value = min(group * VALUES + (PAIRS * i + cell.column / 2) * 8, a.value_dim - 8);
-            rows[eight].values[i] = eight_of(a.pages, cache, row, row_dim, value);
+            // Past the end of a row, its last values are repeated; zeros in the queries cancel them.
+            const uint value = min(begin + (PAIRS * i + cell.column / 2) * 8, pages.head_dim - 8);
+            rows[eight].values[i] = eight_of(pages, cache, row, pages.head_dim, value);
         }
-        const uint other = min(a.value_dim + group * OTHERS + cell.column / 4 * 8, row_dim - 8);
-        rows[eight].others = eight_of(a.pages, cache, row, row_dim, other);
     }
 }
 
@@ -154,6 +129,7 @@ template <typename KV>
     device float* partials [[buffer(6)]],  // [row, head, split, value_dim + 2]
     threadgroup float* memory [[threadgroup(0)]],
     uint3 index [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint group [[simdgroup_index_in_threadgroup]],
     uint num_groups [[simdgroups_per_threadgroup]]
@@ -170,17 +146,26 @@ template <typename KV>
         return;
     }
     device const uint* block_table = block_tables + rows[index.z].table_start;
+    // Partial scores, [simdgroup][head][key]; running statistics of each head; weights, [head][key].
+    threadgroup float* own_parts = memory + group * HEADS * PART_STRIDE;
+    threadgroup float* maxima = memory + num_groups * HEADS * PART_STRIDE;
+    threadgroup float* sums = maxima + HEADS;
+    threadgroup float* factors = sums + HEADS;
+    threadgroup T* weights = (threadgroup T*)(factors + HEADS);
 
     const Cell cell = cell_of(lane);
     const uint row_dim = a.pages.head_dim;
-    simdgroup_matrix<T, 8, 8> queries[FRAGMENTS];
+    const uint slab = group * SLAB;
+    // The cache row of each lane's key; past the last position, that of the last one.
+    uint next_row = row_of(a.pages, block_table, 0, min(begin + lane, end - 1));
+    simdgroup_matrix<T, 8, 8> queries[VALUE_FRAGMENTS];
     float2 results[VALUE_FRAGMENTS];
-    const bool is_odd = cell.row % 2 != 0;
-    // Transposed: a row is a value, a column a head. A lane has every other one of eight values of two heads.
 #pragma clang loop unroll(full)
     for (int i = 0; i < READS; ++i) {
-        const uint value = group * VALUES + (PAIRS * i + cell.row / 2) * 8;
-        const bool exists = value < a.value_dim;
+        // Transposed: a row is a value, a column a head. A lane has every other one of eight values of two heads.
+        const uint value = slab + (PAIRS * i + cell.row / 2) * 8;
+        const bool exists = value < row_dim;
+        const bool is_odd = cell.row % 2 != 0;
         T own[PAIRS][2];
 #pragma clang loop unroll(full)
         for (int j = 0; j < 2; ++j) {
@@ -202,129 +187,80 @@ template <typename KV>
             results[PAIRS * i + pair] = float2(0.0f, 0.0f);
         }
     }
-    // Likewise every other one of four values.
-    {
-        const uint other = a.value_dim + group * OTHERS + cell.row / 2 * 4;
-        const bool exists = other < row_dim;
-        T own[OTHER_FRAGMENTS][2];
-#pragma clang loop unroll(full)
-        for (int j = 0; j < 2; ++j) {
-            const uint head = min(first_head + cell.column + j, a.num_heads - 1);
-            device const float* query = q + token * a.q_stride + head * row_dim + (exists ? other : 0);
-            const float4 four = *(device const float4*)query;
-            own[0][j] = exists ? T((is_odd ? four.y : four.x) * a.scale) : T(0.0f);
-            own[1][j] = exists ? T((is_odd ? four.w : four.z) * a.scale) : T(0.0f);
-        }
-        queries[VALUE_FRAGMENTS] = matrix_of<T>(own[0][0], own[0][1]);
-        queries[VALUE_FRAGMENTS + 1] = matrix_of<T>(own[1][0], own[1][1]);
+    if (thread_index < HEADS) {
+        maxima[thread_index] = LOWEST;
+        sums[thread_index] = 0.0f;
     }
-    // Of the lane's head: the largest score, and the sum of weights.
-    float maximum = LOWEST;
-    float sum = 0.0f;
 
-    // The cache row of each lane's key; past the last position, that of the last one. Two lanes have the same key.
-    const uint own_key = lane % KEYS;
-    uint own_row = row_of(a.pages, block_table, 0, min(begin + own_key, end - 1));
-    Rows<KV> fetched[EIGHTS];
-    if (ROWS == KEYS) {
-        fetch<KV>(a, cache, own_row, 0, group, cell, fetched);
-    }
-    // Partial scores, [simdgroup][head][key], in two halves in turn: while one is read, the other may be written.
-    threadgroup float* parts = memory;
-    threadgroup float* next_parts = memory + num_groups * HEADS * PART_STRIDE;
     for (uint first = begin; first < end; first += KEYS) {
-        const uint next_row = row_of(a.pages, block_table, 0, min(first + KEYS + own_key, end - 1));
-        Rows<KV> ahead[EIGHTS];
+        const uint own_row = next_row;
+        Rows<KV> fetched[EIGHTS];
         if (ROWS == KEYS) {
-            fetch<KV>(a, cache, next_row, 0, group, cell, ahead);
+            fetch<KV>(a.pages, cache, own_row, 0, slab, cell, fetched);
         }
-        threadgroup float* own_parts = parts + group * HEADS * PART_STRIDE;
+        next_row = row_of(a.pages, block_table, 0, min(first + KEYS + lane, end - 1));
 #pragma clang loop unroll(disable)
         for (int key = 0; key < KEYS; key += ROWS) {
             if (ROWS < KEYS) {
-                fetch<KV>(a, cache, own_row, key, group, cell, fetched);
+                fetch<KV>(a.pages, cache, own_row, key, slab, cell, fetched);
             }
 #pragma clang loop unroll(full)
             for (int eight = 0; eight < EIGHTS; ++eight) {
-                // Two sums, so that a product does not wait for the one before.
-                simdgroup_float8x8 even = matrix_of<float>(0.0f, 0.0f);
-                simdgroup_float8x8 odd = matrix_of<float>(0.0f, 0.0f);
+                simdgroup_float8x8 part = matrix_of<float>(0.0f, 0.0f);
 #pragma clang loop unroll(full)
-                for (int p = 0; p < VALUE_FRAGMENTS; p += 2) {
-                    const simdgroup_matrix<T, 8, 8> first_keys = matrix_of_rows<T>(fetched[eight], p);
-                    const simdgroup_matrix<T, 8, 8> second_keys = matrix_of_rows<T>(fetched[eight], p + 1);
-                    simdgroup_multiply_accumulate(even, first_keys, queries[p], even);
-                    simdgroup_multiply_accumulate(odd, second_keys, queries[p + 1], odd);
+                for (int p = 0; p < VALUE_FRAGMENTS; ++p) {
+                    const vec<T, 2> pair = pair_of(fetched[eight].values[p / PAIRS], p % PAIRS);
+                    simdgroup_multiply_accumulate(part, matrix_of<T>(pair.x, pair.y), queries[p], part);
                 }
-                const simdgroup_matrix<T, 8, 8> first_others = matrix_of_others<T>(fetched[eight], 0, cell);
-                const simdgroup_matrix<T, 8, 8> second_others = matrix_of_others<T>(fetched[eight], 1, cell);
-                simdgroup_multiply_accumulate(even, first_others, queries[VALUE_FRAGMENTS], even);
-                simdgroup_multiply_accumulate(odd, second_others, queries[VALUE_FRAGMENTS + 1], odd);
-                // Transposed, so that lanes read neighbours.
+                // Transposed, so that lanes add neighbours.
                 threadgroup float* at = own_parts + cell.column * PART_STRIDE + key + 8 * eight + cell.row;
-                at[0] = even.thread_elements()[0] + odd.thread_elements()[0];
-                at[PART_STRIDE] = even.thread_elements()[1] + odd.thread_elements()[1];
+                at[0] = part.thread_elements()[0];
+                at[PART_STRIDE] = part.thread_elements()[1];
             }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
 
-        // A row of scores for each head, which four lanes have.
-        float2 scores[KEYS / 8];
-        float own_maximum = LOWEST;
-#pragma clang loop unroll(full)
-        for (int eight = 0; eight < KEYS / 8; ++eight) {
-            threadgroup const float* of_head = parts + cell.row * PART_STRIDE + 8 * eight + cell.column;
-            float2 score = float2(0.0f, 0.0f);
+        // A lane for each key.
+        for (uint head = group; head < HEADS; head += num_groups) {
+            float score = 0.0f;
             for (uint g = 0; g < num_groups; ++g) {
-                score += *(threadgroup const float2*)(of_head + g * HEADS * PART_STRIDE);
+                score += memory[(g * HEADS + head) * PART_STRIDE + lane];
             }
-            const uint key = first + 8 * eight + cell.column;
-            score.x = key < end ? score.x : float(LOWEST);
-            score.y = key + 1 < end ? score.y : float(LOWEST);
-            own_maximum = max(own_maximum, max(score.x, score.y));
-            scores[eight] = score;
+            const bool counts = first + lane < end;
+            const float old_maximum = simd_shuffle(lane == 0 ? maxima[head] : 0.0f, 0);
+            const float maximum = max(old_maximum, simd_max(counts ? score : float(LOWEST)));
+            const T weight = T(counts ? fast::exp2(score - maximum) : 0.0f);
+            weights[head * STRIDE + lane] = weight;
+            const float sum = simd_sum(float(weight));
+            if (lane == 0) {
+                const float factor = fast::exp2(old_maximum - maximum);
+                maxima[head] = maximum;
+                sums[head] = sums[head] * factor + sum;
+                factors[head] = factor;
+            }
         }
-        const float new_maximum = max(maximum, maximum_of_row(own_maximum));
-        const float factor = fast::exp2(maximum - new_maximum);
-        maximum = new_maximum;
-        simdgroup_matrix<T, 8, 8> weights[KEYS / 8];
-        float own_sum = 0.0f;
-#pragma clang loop unroll(full)
-        for (int eight = 0; eight < KEYS / 8; ++eight) {
-            const uint key = first + 8 * eight + cell.column;
-            const T weight = T(key < end ? fast::exp2(scores[eight].x - maximum) : 0.0f);
-            const T next_weight = T(key + 1 < end ? fast::exp2(scores[eight].y - maximum) : 0.0f);
-            weights[eight] = matrix_of<T>(weight, next_weight);
-            own_sum += float(weight) + float(next_weight);
-        }
-        sum = fma(sum, factor, sum_of_row(own_sum));
+        threadgroup_barrier(mem_flags::mem_threadgroup);
 
-#pragma clang loop unroll(full)
+#pragma clang loop unroll(disable)
         for (int key = 0; key < KEYS; key += ROWS) {
             if (ROWS < KEYS) {
-                fetch<KV>(a, cache, own_row, key, group, cell, fetched);
+                fetch<KV>(a.pages, cache, own_row, key, slab, cell, fetched);
             }
-            const float own_factor = key == 0 ? factor : 1.0f;
+            const float factor = key == 0 ? factors[cell.row] : 1.0f;
 #pragma clang loop unroll(full)
             for (int p = 0; p < VALUE_FRAGMENTS; ++p) {
-                simdgroup_float8x8 added = matrix_of<float>(0.0f, 0.0f);
+                simdgroup_float8x8 sum = matrix_of<float>(0.0f, 0.0f);
 #pragma clang loop unroll(full)
                 for (int eight = 0; eight < EIGHTS; ++eight) {
-                    const simdgroup_matrix<T, 8, 8> values = matrix_of_rows<T>(fetched[eight], p);
-                    simdgroup_multiply_accumulate(added, weights[key / 8 + eight], values, added);
+                    const vec<T, 2> pair = pair_of(fetched[eight].values[p / PAIRS], p % PAIRS);
+                    const simdgroup_matrix<T, 8, 8> own_weights =
+                        load_matrix<T>(weights + key + 8 * eight, STRIDE, cell);
+                    simdgroup_multiply_accumulate(sum, own_weights, matrix_of<T>(pair.x, pair.y), sum);
                 }
-                results[p].x = fma(results[p].x, own_factor, added.thread_elements()[0]);
-                results[p].y = fma(results[p].y, own_factor, added.thread_elements()[1]);
+                results[p].x = fma(results[p].x, factor, sum.thread_elements()[0]);
+                results[p].y = fma(results[p].y, factor, sum.thread_elements()[1]);
             }
         }
-        own_row = next_row;
-#pragma clang loop unroll(full)
-        for (int eight = 0; ROWS == KEYS && eight < EIGHTS; ++eight) {
-            fetched[eight] = ahead[eight];
-        }
-        threadgroup float* read = parts;
-        parts = next_parts;
-        next_parts = read;
     }
 
     const uint head = first_head + cell.row;
@@ -337,14 +273,14 @@ template <typename KV>
     device float* target = is_whole ? out + (ulong(token) * a.num_heads + head) * a.value_dim : own_record + 2;
     // The same arithmetic as in the kernel that merges splits: a context with one split has the same bits whether or
     // not others of the launch have several.
-    const float divisor = is_whole ? sum : 1.0f;
+    const float divisor = is_whole ? sums[cell.row] : 1.0f;
     if (!is_whole && group == 0 && cell.column == 0) {
-        own_record[0] = maximum;
-        own_record[1] = sum;
+        own_record[0] = maxima[cell.row];
+        own_record[1] = sums[cell.row];
     }
 #pragma clang loop unroll(full)
     for (int p = 0; p < VALUE_FRAGMENTS; ++p) {
-        const uint value = group * VALUES + (p / PAIRS * PAIRS + cell.column / 2) * 8 + p % PAIRS * 2;
+        const uint value = slab + (p / PAIRS * PAIRS + cell.column / 2) * 8 + p % PAIRS * 2;
         if (value < a.value_dim) {
             *(device float2*)(target + value) = results[p] / divisor;
         }

@@ -29,8 +29,6 @@ pub(super) fn run(context: &Context, report: &mut dyn Report) {
         Case { dtype: KvCacheDType::F32, block_size: 16, style: RopeStyle::HalfSplit, ..Case::default() },
         Case { dtype: KvCacheDType::F32, block_size: 7, ..Case::default() },
         Case { num_heads: 3, rank: 72, block_size: 24, ..Case::default() },
-        // The value ends where another simdgroup of a GPU begins.
-        Case { num_heads: 3, rank: 520, ..Case::default() },
         large,
         Case { num_heads: 20, ..large },
         Case { num_heads: 20, dtype: KvCacheDType::F32, ..large },

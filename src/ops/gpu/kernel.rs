@@ -1,6 +1,6 @@
 //! The kernels by name.
 
-use super::attention::{DECODE_LATENT_HEADS, LATENT_THREADS, PREFILL_THREADS, Variant, max_decode_dim};
+use super::attention::{DECODE_LATENT_HEADS, PREFILL_THREADS, Variant, max_decode_dim};
 use super::backend::Flags;
 use super::matmul::MatmulVariant;
 use super::matmul::packed_activations::{self, Pairs};
@@ -275,7 +275,6 @@ impl Kernel {
             Self::PrefillAttention { .. } => PREFILL_THREADS,
             Self::TensorMatmul { variant, .. } | Self::TensorSwiglu { variant, .. } => variant.num_threads(),
             Self::PackInOrder(_) => packed_activations::NUM_THREADS_IN_ORDER,
-            Self::LatentAttention(_) => LATENT_THREADS,
             _ if self.takes_any_threads() => 32,
             _ => Self::MAX_THREADS,
         }

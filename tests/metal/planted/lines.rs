@@ -264,8 +264,8 @@ pub(super) const LINES: [Lines; 30] = [
             ),
             ("let num_chunks = num_heads.div_ceil(HEADS);", "whole ones", Grid(0, |n| n - 1)),
             ("grid: [num_chunks, num_splits, num_rows],", "a row too few", Grid(2, |n| n - 1)),
-            ("num_threads: num_simdgroups * 32,", "a simdgroup too few", Threads(|n| n - 32)),
-            ("threadgroup_memory: 4 * partial_scores,", "half of it", Memory(|n| n / 2)),
+            ("num_threads: num_simdgroups * 32,", "a slab too few", Threads(|n| n - 32)),
+            ("let threadgroup_memory = 4 * (partial_scores + 3 * HEADS)", "half of it", Memory(|n| n / 2)),
             (
                 "(Binding::read(out), Binding::write(&self.partials).at(partials_offset))",
                 "always the first",

@@ -5,7 +5,7 @@ use std::f32::consts::LOG2_E;
 use bytemuck::{Pod, Zeroable, bytes_of};
 
 use super::decode_latent::{self, DecodeLatent, decode_latent_attention};
-use super::grouped::{MAX_SPLITS, PagedAttentionArgs, Pages, ROTATED_HEADS, SPLIT_SIZE, merge};
+use super::grouped::{MAX_SPLITS, PagedAttentionArgs, Pages, ROTATED_HEADS, SPLIT_SIZE, is_half, merge};
 use crate::ops::KvCacheDType;
 use crate::ops::gpu::backend::{Flags, GpuBackend, Work};
 use crate::ops::gpu::cost::Cost;
@@ -14,26 +14,15 @@ use crate::ops::gpu::step_inputs::{DecodeRows, GpuInputs};
 use crate::ops::gpu::{Binding, GpuBuffer, Placement};
 use crate::{Error, Result};
 
-/// A simdgroup's part of a row, as in the kernel: of its value, and of the others.
-const VALUES: usize = 128;
-const OTHERS: usize = 16;
-
-/// The rows of a turn, as in the kernel.
-const KEYS: usize = 16;
+/// A simdgroup's values of a row, and the rows that it reads at a time, as in the kernel.
+const SLAB: usize = 64;
+const KEYS: usize = 32;
 
 /// Query heads of a threadgroup, as in the kernel.
 const HEADS: usize = 8;
 
 /// Simdgroups of a threadgroup, at most.
-const MAX_SIMDGROUPS: usize = 6;
-
-/// Threads of a threadgroup, at most.
-pub(in crate::ops::gpu) const LATENT_THREADS: usize = 32 * MAX_SIMDGROUPS;
-
-/// How many simdgroups have all of a row, the first values of which are its value.
-fn simdgroups(row_dim: usize, value_dim: usize) -> usize {
-    value_dim.div_ceil(VALUES).max((row_dim - value_dim).div_ceil(OTHERS))
-}
+const MAX_SIMDGROUPS: usize = 12;
 
 /// `LatentKvWriteArgs` of the kernels.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
@@ -166,13 +155,11 @@ pub(crate) struct LatentSizes {
 impl GpuLatentAttention {
     pub(crate) fn new(gpu: &GpuBackend, sizes: LatentSizes) -> Result<Self> {
         let LatentSizes { num_heads, row_dim, value_dim, max_model_len, max_num_rows } = sizes;
-        let is_aligned = row_dim.is_multiple_of(8) && value_dim.is_multiple_of(8);
-        if !is_aligned || value_dim > row_dim || simdgroups(row_dim, value_dim) > MAX_SIMDGROUPS {
+        if !row_dim.is_multiple_of(8) || !value_dim.is_multiple_of(8) || row_dim > MAX_SIMDGROUPS * SLAB {
             return Err(Error::unsupported(format!(
                 "attention over latent rows of {row_dim} values, {value_dim} of which are values, has no kernel on \
-                 this device: both must be multiples of 8, there may be {} of the latter and {} others",
-                MAX_SIMDGROUPS * VALUES,
-                MAX_SIMDGROUPS * OTHERS
+                 this device: both must be multiples of 8, and there may be {} of them",
+                MAX_SIMDGROUPS * SLAB
             ))
             .with_hint("use --device cpu"));
         }
@@ -228,7 +215,7 @@ impl GpuLatentAttention {
         let Operands { scale, q, q_stride, rows, out } = operands;
         let LatentRows { row_dim, pages, dtype, .. } = rows;
         let num_chunks = num_heads.div_ceil(HEADS);
-        let num_simdgroups = simdgroups(row_dim, value_dim);
+        let num_simdgroups = row_dim.div_ceil(SLAB);
         let num_splits = tokens.max_len().div_ceil(split_size.max(1));
         let args = LatentAttentionArgs {
             pages,
@@ -250,13 +237,14 @@ impl GpuLatentAttention {
             scale,
             soft_cap: 0.0,
         };
-        // Twice: those of a turn and of the next.
-        let partial_scores = 2 * num_simdgroups * (KEYS + 4) * HEADS;
+        let weight_bytes = if is_half(dtype) { 2 } else { 4 };
+        let partial_scores = num_simdgroups * (KEYS + 4) * HEADS;
+        let threadgroup_memory = 4 * (partial_scores + 3 * HEADS) + weight_bytes * HEADS * (KEYS + 8);
         let record_bytes = 4 * (value_dim + 2);
         let merge_cost = Cost::bytes(num_heads * num_splits * record_bytes);
         let cost = |len: usize| {
             let keys = Cost {
-                operations: 4 * (num_chunks * HEADS * row_dim * len) as u64,
+                operations: 4 * (num_chunks * HEADS * num_simdgroups * SLAB * len) as u64,
                 bytes: (num_chunks * len * dtype.row_bytes(row_dim)) as u64,
             };
             keys + merge_cost
@@ -284,7 +272,7 @@ impl GpuLatentAttention {
                 Work {
                     args: bytes_of(&args),
                     buffers: &buffers,
-                    threadgroup_memory: 4 * partial_scores,
+                    threadgroup_memory,
                     grid: [num_chunks, num_splits, num_rows],
                     num_threads: num_simdgroups * 32,
                     cost,
@@ -297,23 +285,5 @@ impl GpuLatentAttention {
             }
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn simdgroups_have_all_of_a_row() {
-        // Models' rows, of which all have equal parts.
-        assert_eq!((simdgroups(576, 512), 4 * VALUES, 4 * OTHERS), (4, 512, 64));
-        for row_dim in (8..=768).step_by(8) {
-            for value_dim in (8..=row_dim).step_by(8) {
-                let num = simdgroups(row_dim, value_dim);
-                assert!(num * VALUES >= value_dim && num * OTHERS >= row_dim - value_dim);
-                assert!((num - 1) * VALUES < value_dim || (num - 1) * OTHERS < row_dim - value_dim);
-            }
-        }
     }
 }

@@ -14,5 +14,5 @@ pub(crate) use expanded::GpuExpandedAttention;
 pub(crate) use grouped::GpuAttention;
 pub(super) use grouped::{AttentionSizes, Pages, Pools, Rope, rope_kv_write};
 pub(crate) use latent::GpuLatentAttention;
-pub(super) use latent::{LATENT_THREADS, LatentRows, LatentSizes, LatentWrite, latent_kv_write};
+pub(super) use latent::{LatentRows, LatentSizes, LatentWrite, latent_kv_write};
 pub(super) use prefill::{NUM_THREADS as PREFILL_THREADS, Variant};
